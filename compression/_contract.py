@@ -1,0 +1,223 @@
+"""The contract between a compressor and whatever runs it.
+
+A compressor is a dataclass with one generator method, :meth:`Compressor.exchange`. It yields what it wants communicated
+(:class:`AllReduce`, :class:`AllGather`, :class:`AllToAll`, :class:`Broadcast`) and is sent the answer. It never communicates
+itself, so the maths is pure, runs on numpy and on torch arrays alike, and can be played for any number of ranks in one process
+(:func:`simulate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+from ..arrays import Array, nbytes, ops
+
+MIN_COMPRESSED_ELEMENTS = 1024
+"""Smaller tensors cost more in messages than they save in bytes; they travel dense, fused in one bucket."""
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Combine ``array`` element by element over the ranks. Answer: the result, same shape, possibly in the same memory."""
+
+    array: Array
+    op: Literal["sum", "min", "max", "product"] = "sum"
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Bytes a rank sends in a bandwidth-optimal allreduce: ``2 (P-1)/P`` of the payload (Patarasuk & Yuan 2009)."""
+        return round(2 * (num_ranks - 1) / num_ranks * nbytes(self.array))
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Collect ``arrays`` of every rank. Answer: a list over ranks of tuples of arrays.
+
+    Shapes are equal on every rank, or ``sizes`` lists the bytes of each rank (then there is one 1-D array, and the answer's are bytes).
+    """
+
+    arrays: tuple[Array, ...]
+    sizes: tuple[int, ...] | None = None
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Bytes a rank sends: its payload, to each of the other ranks."""
+        return (num_ranks - 1) * sum(map(nbytes, self.arrays))
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Send ``parts[r]`` (a tuple of arrays) to rank r. Answer: a list over ranks of the tuples they sent to this one.
+
+    Every part has the same shapes, on every rank.
+    """
+
+    parts: Sequence[tuple[Array, ...]]
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Bytes a rank sends: every part but its own."""
+        return (num_ranks - 1) * sum(map(nbytes, self.parts[0]))
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Copy ``array`` of rank ``root`` to every rank. Answer: the array, filled in place."""
+
+    array: Array
+    root: int
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Bytes a rank sends on average: P-1 copies leave some rank, whoever forwards them."""
+        return round((num_ranks - 1) / num_ranks * nbytes(self.array))
+
+
+Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
+
+
+class Sent(Protocol):
+    """What this rank itself put on the wire, for error feedback: ``residual = given - sent``."""
+
+    def subtract_from(self, given: Array) -> None:
+        """``given -= sent``, in place."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A sent vector; a function, so that nobody computes it when no error feedback asks."""
+
+    vector: Callable[[], Array]
+
+    def subtract_from(self, given: Array) -> None:
+        """``given -= vector()``, in place."""
+        given -= self.vector()
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Entries sent unchanged at positions ``index`` (distinct): what remains there is exactly zero."""
+
+    index: Array
+
+    def subtract_from(self, given: Array) -> None:
+        """Zero the sent positions, in place."""
+        given[self.index] = 0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter's part of a bucket: ``array`` is a view of the bucket's memory in the parameter's shape."""
+
+    name: str
+    array: Array
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What a compressor is given.
+
+    ``flat`` is the whole bucket as one float32 vector (any dtype for compressors with ``any_dtype``), ``tensors`` the same memory per
+    parameter. ``out`` is where the result may be written; it can be the memory of ``flat``, so write it only when ``flat`` is no
+    longer needed.
+    """
+
+    flat: Array
+    tensors: tuple[Tensor, ...]
+    out: Array
+    rank: int
+    num_ranks: int
+
+    @classmethod
+    def of(cls, flat: Array, named_shapes: Sequence[tuple[str, Sequence[int]]], rank: int, num_ranks: int, out: Array | None = None) -> Bucket:
+        """Build a bucket over ``flat`` whose consecutive parts have the given names and shapes."""
+        tensors, start = [], 0
+        for name, shape in named_shapes:
+            stop = start + math.prod(shape)
+            tensors.append(Tensor(name, flat[start:stop].reshape(tuple(shape))))
+            start = stop
+        return cls(flat, tuple(tensors), flat if out is None else out, rank, num_ranks)
+
+    def with_flat(self, flat: Array) -> Bucket:
+        """The same bucket over other memory, with the result still going to ``out``."""
+        shapes = [(t.name, tuple(t.array.shape)) for t in self.tensors]
+        return Bucket.of(flat, shapes, self.rank, self.num_ranks, self.out)
+
+
+Exchange: TypeAlias = Generator[Request, Any, tuple[Array, Sent]]
+"""Yields requests, is sent their answers, returns ``(mean over ranks, what this rank sent)``."""
+
+
+@dataclass
+class Compressor(ABC):
+    """Base of every compressor. Subclasses are dataclasses: a field is an option, with its default, type and comment.
+
+    A file in this folder holds one public subclass; the file's name is the name the user types.
+    """
+
+    biased: ClassVar[bool] = False
+    """Some mass of the gradient is systematically not sent, so error feedback is on unless refused. Pure rounding does not count."""
+    any_dtype: ClassVar[bool] = False
+    """Takes buckets of any dtype; the others are given float32."""
+    collective: ClassVar[Literal["allreduce", "two-sided", "allgather"]] = "allreduce"
+    """How its bytes grow: allreduce and two-sided stay constant in the number of ranks, allgather grows with it."""
+
+    @abstractmethod
+    def exchange(self, bucket: Bucket) -> Exchange:
+        """Estimate the mean of the bucket over the ranks.
+
+        ``bucket.flat`` is finite, and is changed by nobody but ``none``. Every rank must yield the same kinds of requests with the same
+        shapes, and must return the same bits as mean.
+        """
+
+    @abstractmethod
+    def wire_bytes(self, shapes: Sequence[Sequence[int]], num_ranks: int) -> int:
+        """Bytes that one rank sends for one exchange of float32 tensors of these shapes. Exact: a test holds it against the requests."""
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of this shape is worth compressing. The others travel dense, together."""
+        return len(shape) >= 2 and math.prod(shape) >= MIN_COMPRESSED_ELEMENTS
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise :class:`hvdlite.errors.CompressionError` when these options make no sense for a model of these shapes."""
+
+    def state_dict(self) -> dict[str, dict[str, Array]]:
+        """Everything that must survive a restart: parameter name -> quantity -> array."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
+        """Take over what :meth:`state_dict` gave, on this or another number of ranks."""
+
+    def rescale(self, factor: float) -> None:
+        """The loss scale changed by ``factor``: whatever is kept in gradient units follows."""
+
+    def flush(self) -> None:
+        """Make the next exchange dense and leave no residual, so that a checkpoint does not depend on the number of ranks."""
+
+    def spec_with(self, *, feedback: bool) -> str:
+        """What a user would type for this compressor with or without error feedback: only what is not default."""
+        name = type(self).__module__.rpartition(".")[2]
+        options = [f"{f.name}={_written(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.init and getattr(self, f.name) != f.default]
+        if feedback != self.biased:
+            options.append(f"feedback={_written(feedback)}")
+        return f"{name}:{','.join(options)}" if options else name
+
+    @property
+    def spec(self) -> str:
+        """What a user would type: ``name`` or ``name:option=value,...``."""
+        return self.spec_with(feedback=False)
+
+    @property
+    def signature(self) -> str:
+        """What ranks must agree on before this compressor exchanges anything."""
+        return self.spec
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def concatenated(parts: Sequence[Array]) -> Array:
+    """The parts as one vector; no copy when there is only one."""
+    return parts[0] if len(parts) == 1 else ops(parts[0]).concat(parts)

@@ -1,0 +1,112 @@
+"""Error feedback: what a compressor did not send is added to the next gradient (Seide et al. 2014; Karimireddy et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..arrays import Array, ops
+from ._contract import AllReduce, Bucket, Compressor, Dense, Exchange
+
+RESIDUAL = "residual"
+
+
+@dataclass
+class ErrorFeedback(Compressor):
+    """Keep a residual around ``inner``: ``given = gradient + residual``, afterwards ``residual = given - sent``.
+
+    Guards: the engine never starts an exchange with a non-finite gradient, so a residual is never poisoned; residuals are keyed by
+    parameter name, saved and loaded; :meth:`rescale` follows a changed loss scale; :meth:`flush` sends everything that is left.
+    """
+
+    inner: Compressor
+    _flats: dict[tuple[str, ...], Array] = field(default_factory=dict, init=False, repr=False)
+    _views: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
+    _loaded: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # type: ignore[type-arg]
+    _to_flush: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def exchange(self, bucket: Bucket) -> Exchange:
+        """Exchange ``gradient + residual`` through the inner compressor, and keep what it did not send."""
+        given = self._residual_of(bucket)
+        given += bucket.flat
+        if self._to_flush.intersection(t.name for t in bucket.tensors):
+            self._to_flush.difference_update(t.name for t in bucket.tensors)
+            bucket.out[:] = given
+            given[:] = 0
+            mean = yield AllReduce(bucket.out)
+            mean /= bucket.num_ranks
+            return mean, Dense(lambda: given)
+        mean, sent = yield from self.inner.exchange(bucket.with_flat(given))
+        sent.subtract_from(given)
+        return mean, sent
+
+    def wire_bytes(self, shapes: Sequence[Sequence[int]], num_ranks: int) -> int:
+        """Those of the inner compressor."""
+        return self.inner.wire_bytes(shapes, num_ranks)
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """What the inner compressor accepts."""
+        return self.inner.accepts(shape)
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """What the inner compressor checks."""
+        self.inner.check(shapes)
+
+    def state_dict(self) -> dict[str, dict[str, Array]]:
+        """The inner state, and a residual for every parameter seen so far or loaded and not seen since."""
+        state = {name: dict(quantities) for name, quantities in self.inner.state_dict().items()}
+        residuals = self._loaded | {name: ops(view).to_numpy(view).copy() for name, view in self._views.items()}
+        for name, residual in residuals.items():
+            state.setdefault(name, {})[RESIDUAL] = residual
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
+        """Forget every residual, take over the given ones."""
+        self.inner.load_state_dict({n: {q: v for q, v in quantities.items() if q != RESIDUAL} for n, quantities in state.items()})
+        self._flats.clear()
+        self._views.clear()
+        self._loaded = {name: np.array(q[RESIDUAL], dtype=np.float32) for name, q in state.items() if RESIDUAL in q}
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals, which are in units of the scaled loss."""
+        self.inner.rescale(factor)
+        for flat in self._flats.values():
+            flat *= factor
+        for residual in self._loaded.values():
+            residual *= factor
+
+    def flush(self) -> None:
+        """Send gradient plus residual uncompressed next time, and start again from a residual of zero."""
+        self.inner.flush()
+        self._to_flush = set(self._views) | set(self._loaded)
+
+    @property
+    def spec(self) -> str:
+        """The inner compressor's, with feedback."""
+        return self.inner.spec_with(feedback=True)
+
+    @property
+    def signature(self) -> str:
+        """The spec, and whether the next exchange flushes: ranks must agree on both."""
+        return self.spec + (" (flushing)" if self._to_flush else "")
+
+    def _residual_of(self, bucket: Bucket) -> Array:
+        """The residual of the whole bucket in one vector; laid out anew, by name, when the bucket's composition changed."""
+        key = tuple(t.name for t in bucket.tensors)
+        if key not in self._flats:
+            flat = ops(bucket.flat).zeros(bucket.flat.shape, "float32")
+            self._flats = {names: old for names, old in self._flats.items() if not set(names) & set(key)}
+            for tensor in bucket.with_flat(flat).tensors:
+                self._restore(tensor.name, tensor.array)
+                self._views[tensor.name] = tensor.array
+            self._flats[key] = flat
+        return self._flats[key]
+
+    def _restore(self, name: str, into: Array) -> None:
+        old = self._views.get(name)
+        if old is None and name in self._loaded:
+            old = ops(into).from_numpy(self._loaded.pop(name))
+        if old is not None and tuple(old.shape) == tuple(into.shape):
+            into[...] = old

@@ -1,0 +1,86 @@
+"""Play any number of ranks in one process, without MPI: what the tests, ``hvdlite predict`` and the shadow mode stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array, ops
+from ._contract import AllGather, AllReduce, AllToAll, Broadcast, Bucket, Compressor, Exchange, Request, Sent
+
+_REDUCE = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+
+
+@dataclass
+class Simulated:
+    """What each rank ended with."""
+
+    means: list[Array]
+    sent: list[Sent]
+    sent_bytes: list[int] = field(default_factory=list)
+    """Bytes each rank put on the wire."""
+    requests: list[Request] = field(default_factory=list)
+    """Rank 0's requests, in order."""
+
+
+def simulate(compressors: Sequence[Compressor], buckets: Sequence[Bucket]) -> Simulated:
+    """Run one exchange of ``compressors[r]`` on ``buckets[r]`` for every rank r.
+
+    Raises:
+        AssertionError: the compressor breaks its contract: ranks ask for different things.
+    """
+    exchanges = [c.exchange(b) for c, b in zip(compressors, buckets, strict=True)]
+    ranks = len(exchanges)
+    results: list[tuple[Array, Sent] | None] = [None] * ranks
+    outcome = Simulated([], [], [0] * ranks)
+    answers: list[Any] = [None] * ranks
+    while True:
+        requests = [_resume(exchange, answer, results, r) for r, (exchange, answer) in enumerate(zip(exchanges, answers, strict=True))]
+        asked = [r for r in requests if r is not None]
+        if not asked:
+            break
+        assert len(asked) == ranks, f"{ranks - len(asked)} of {ranks} ranks were done while the others asked for {type(asked[0]).__name__}"
+        assert len({_shape(r) for r in asked}) == 1, f"ranks asked for different things: {[_shape(r) for r in asked]}"
+        outcome.requests.append(asked[0])
+        for rank, request in enumerate(asked):
+            outcome.sent_bytes[rank] += request.sent_bytes(ranks)
+        answers = answer(asked)
+    for result in results:
+        assert result is not None
+        outcome.means.append(result[0])
+        outcome.sent.append(result[1])
+    return outcome
+
+
+def _resume(exchange: Exchange, answer: Any, results: list[tuple[Array, Sent] | None], rank: int) -> Request | None:
+    if results[rank] is not None:
+        return None
+    try:
+        return exchange.send(answer)
+    except StopIteration as stop:
+        results[rank] = stop.value
+        return None
+
+
+def _shape(request: Request) -> tuple[object, ...]:
+    arrays = {AllReduce: lambda r: (r.array,), AllGather: lambda r: r.arrays, AllToAll: lambda r: r.parts[0], Broadcast: lambda r: (r.array,)}[type(request)](request)
+    return (type(request).__name__, *((tuple(a.shape), str(a.dtype)) for a in arrays))
+
+
+def answer(requests: Sequence[Any]) -> list[Any]:
+    """What each rank receives when all ask at once. Sums run in the order of the ranks, in the arrays' own type."""
+    first = requests[0]
+    if isinstance(first, AllReduce):
+        total = ops(first.array).to_numpy(first.array).copy()
+        for request in requests[1:]:
+            _REDUCE[first.op](total, ops(request.array).to_numpy(request.array), out=total)
+        return [ops(r.array).from_numpy(total.copy()) for r in requests]
+    if isinstance(first, AllGather):
+        return [[r.arrays for r in requests] for _ in requests]
+    if isinstance(first, AllToAll):
+        return [[r.parts[rank] for r in requests] for rank in range(len(requests))]
+    root = requests[first.root].array
+    return [root for _ in requests]

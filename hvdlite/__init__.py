@@ -1,0 +1,1 @@
+"""hvdlite: data-parallel training with gradient compression."""

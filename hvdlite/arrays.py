@@ -1,0 +1,234 @@
+"""The array operations that compressors, buckets and the engine need, for numpy and for torch memory alike.
+
+``ops(x)`` looks the implementation up by the type of ``x``; torch is never imported here, only found when the caller already has a
+tensor. numpy is the definition of every result. On the CPU each framework's tensors are numpy views without a copy, so numpy is the
+one CPU implementation; the torch half exists for device memory.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Array: TypeAlias = Any
+"""A numpy array or a torch tensor: shape, dtype, arithmetic, slicing and reshape mean the same on both."""
+
+NARROW_FLOATS = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+"""Types in which nothing is ever summed: they are widened to float32 first."""
+
+
+class ArrayOps(Protocol):
+    """What is not spelled the same on every kind of array."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        """Uninitialised array on the device of the array that was looked up."""
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        """Array of zeros."""
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
+        """A numpy array, brought to this kind and device."""
+    def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
+        """The array in main memory; no copy if it already lies there."""
+    def cast(self, array: Array, dtype: str) -> Array:
+        """The array as ``dtype``; the same object if it already is."""
+    def concat(self, arrays: Sequence[Array]) -> Array:
+        """Flattened arrays of one dtype, one after the other."""
+    def as_bytes(self, array: Array) -> Array:
+        """The contiguous array's memory as a uint8 vector, without a copy."""
+    def from_bytes(self, raw: Array, dtype: str, shape: Sequence[int]) -> Array:
+        """A uint8 vector read as ``dtype``, without a copy where alignment allows."""
+    def all_finite(self, array: Array) -> bool:
+        """Whether no entry is NaN or infinite. Integers always are."""
+    def absmax(self, array: Array) -> float:
+        """Largest magnitude; 0 for an empty array."""
+    def rint(self, array: Array) -> Array:
+        """Round half to even."""
+    def block_absmax(self, blocks: Array) -> Array:
+        """Largest magnitude of each row."""
+    def where(self, condition: Array, yes: Array, no: Array | float) -> Array:
+        """Entry-wise choice."""
+    def largest(self, vector: Array, k: int) -> tuple[Array, Array]:
+        """``(index int32 ascending, values)`` of the k entries of largest magnitude; of equals, the first."""
+    def add_at(self, out: Array, index: Array, values: Array) -> None:
+        """``out[index] += values`` for distinct indices."""
+    def orthonormal(self, stack: Array) -> Array:
+        """Orthonormal columns for each matrix of a (batch, rows, columns) stack, by QR. A zero matrix gives unit vectors, never NaN."""
+
+
+class _Numpy:
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        return np.empty(tuple(shape), numpy_dtype(dtype))
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        return np.zeros(tuple(shape), numpy_dtype(dtype))
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
+        return array
+
+    def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        with np.errstate(over="ignore"):
+            return array.astype(numpy_dtype(dtype), copy=False)
+
+    def concat(self, arrays: Sequence[Array]) -> Array:
+        return np.concatenate([a.reshape(-1) for a in arrays])
+
+    def as_bytes(self, array: Array) -> Array:
+        return array.reshape(-1).view(np.uint8)
+
+    def from_bytes(self, raw: Array, dtype: str, shape: Sequence[int]) -> Array:
+        wanted = numpy_dtype(dtype)
+        if raw.ctypes.data % wanted.itemsize:
+            raw = raw.copy()
+        return raw.view(wanted).reshape(tuple(shape))
+
+    def all_finite(self, array: Array) -> bool:
+        kind = dtype_name(array)
+        if not is_floating(kind) or array.size == 0:
+            return True
+        flat = array.reshape(-1)
+        if kind == "float32":
+            with np.errstate(over="ignore", invalid="ignore"):
+                if math.isfinite(float(np.dot(flat, flat))):  # one pass at the speed of memory; only a suspicion costs the exact one
+                    return True
+        return bool(np.isfinite(flat.astype(np.float32) if kind in NARROW_FLOATS else flat).all())
+
+    def absmax(self, array: Array) -> float:
+        return max(float(array.max()), -float(array.min())) if array.size else 0.0
+
+    def rint(self, array: Array) -> Array:
+        return np.rint(array)
+
+    def block_absmax(self, blocks: Array) -> Array:
+        return np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+
+    def where(self, condition: Array, yes: Array, no: Array | float) -> Array:
+        return np.where(condition, yes, np.asarray(no, dtype=yes.dtype))
+
+    def largest(self, vector: Array, k: int) -> tuple[Array, Array]:
+        magnitude = np.abs(vector)
+        if k >= vector.size:
+            index = np.arange(vector.size, dtype=np.int32)
+        else:
+            threshold = np.partition(magnitude, vector.size - k)[vector.size - k]
+            above = np.flatnonzero(magnitude > threshold)
+            level = np.flatnonzero(magnitude == threshold)[: k - above.size]
+            index = np.sort(np.concatenate([above, level])).astype(np.int32)
+        return index, vector[index]
+
+    def add_at(self, out: Array, index: Array, values: Array) -> None:
+        out[index] += values
+
+    def orthonormal(self, stack: Array) -> Array:
+        return np.linalg.qr(stack).Q
+
+
+class _Torch:
+    def __init__(self, like: Array):
+        self._torch = sys.modules["torch"]
+        self._device = like.device
+
+    def _dtype(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        return self._torch.empty(tuple(shape), dtype=self._dtype(dtype), device=self._device)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        return self._torch.zeros(tuple(shape), dtype=self._dtype(dtype), device=self._device)
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
+        return self._torch.from_numpy(array).to(self._device)
+
+    def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
+        result: np.ndarray[Any, Any] = array.detach().cpu().numpy()
+        return result
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        return array.to(self._dtype(dtype))
+
+    def concat(self, arrays: Sequence[Array]) -> Array:
+        return self._torch.cat([a.reshape(-1) for a in arrays])
+
+    def as_bytes(self, array: Array) -> Array:
+        return array.reshape(-1).view(self._torch.uint8)
+
+    def from_bytes(self, raw: Array, dtype: str, shape: Sequence[int]) -> Array:
+        wanted = self._dtype(dtype)
+        if raw.data_ptr() % wanted.itemsize:
+            raw = raw.clone()
+        return raw.view(wanted).reshape(tuple(shape))
+
+    def all_finite(self, array: Array) -> bool:
+        return bool(self._torch.isfinite(array).all()) if array.is_floating_point() else True
+
+    def absmax(self, array: Array) -> float:
+        return float(array.abs().max()) if array.numel() else 0.0
+
+    def rint(self, array: Array) -> Array:
+        return self._torch.round(array)
+
+    def block_absmax(self, blocks: Array) -> Array:
+        return blocks.abs().amax(dim=1)
+
+    def where(self, condition: Array, yes: Array, no: Array | float) -> Array:
+        return self._torch.where(condition, yes, no)
+
+    def largest(self, vector: Array, k: int) -> tuple[Array, Array]:
+        magnitude = vector.abs()
+        if k >= vector.numel():
+            index = self._torch.arange(vector.numel(), device=self._device)
+        else:
+            threshold = self._torch.topk(magnitude, k, sorted=True).values[-1]
+            above = self._torch.nonzero(magnitude > threshold).reshape(-1)
+            level = self._torch.nonzero(magnitude == threshold).reshape(-1)[: k - above.numel()]
+            index = self._torch.sort(self._torch.cat([above, level])).values
+        return index.to(self._torch.int32), vector[index]
+
+    def add_at(self, out: Array, index: Array, values: Array) -> None:
+        out.index_add_(0, index.long(), values)
+
+    def orthonormal(self, stack: Array) -> Array:
+        return self._torch.linalg.qr(stack).Q
+
+
+_NUMPY = _Numpy()
+
+
+def ops(array: Array) -> ArrayOps:
+    """The operations for arrays like this one, on its device."""
+    if isinstance(array, np.ndarray):
+        return _NUMPY
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _Torch(array)
+    raise TypeError(f"cannot work on a {type(array).__name__}; expected a numpy array or a torch tensor; convert it first")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name such as ``float32`` or ``bfloat16``."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def dtype_name(array: Array) -> str:
+    """``float32``, ``bfloat16``, ``int64``, ...: the same words for every framework."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether entries of this dtype can be NaN or infinite."""
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def nbytes(array: Array) -> int:
+    """Size of the array's entries in bytes."""
+    return int(array.nbytes)

@@ -1,0 +1,77 @@
+"""Every exception of hvdlite.
+
+::
+
+    HvdliteError
+    |- NotInitializedError (ValueError)       a call that needs hvdlite.init() came before it
+    |- SettingError (ValueError)              an environment variable, flag or argument has a bad value
+    |  `- CompressionError                    an unknown compressor, or an option it cannot work with
+    |- MissingDependencyError (ImportError)   an optional package is absent
+    |- WorldSizeError (RuntimeError)          the launcher says several processes and MPI says one
+    |- LaunchError (RuntimeError)             the launcher could not start the job
+    |- ForkedError (RuntimeError)             a forked child tried to communicate
+    `- HorovodInternalError (RuntimeError)    a collective failed; the parent has Horovod's name, so scripts that catch it work
+       |- MismatchError                       ranks disagree about a tensor
+       |- DuplicateNameError                  the name is already in flight on this rank
+       |- PeerLeftError                       another rank finished or failed while this one waited
+       |- StalledError                        a rank has not answered for too long
+       `- EngineError                         the communication thread itself failed
+
+Message form: ``<what is wrong, with the value>; <what was expected>; <what to do>``.
+"""
+
+
+class HvdliteError(Exception):
+    """The root: everything hvdlite raises on purpose."""
+
+
+class NotInitializedError(HvdliteError, ValueError):
+    """A call that needs :func:`hvdlite.init` came before it, or after shutdown."""
+
+
+class SettingError(HvdliteError, ValueError):
+    """A setting, flag or argument has a value that cannot be used."""
+
+
+class CompressionError(SettingError):
+    """A compressor is unknown, or was given an option it cannot work with."""
+
+
+class MissingDependencyError(HvdliteError, ImportError):
+    """An optional package is needed and absent."""
+
+
+class WorldSizeError(HvdliteError, RuntimeError):
+    """The environment promises several processes and MPI sees only one."""
+
+
+class LaunchError(HvdliteError, RuntimeError):
+    """The launcher could not start the job."""
+
+
+class ForkedError(HvdliteError, RuntimeError):
+    """A forked child tried to use its parent's connection."""
+
+
+class HorovodInternalError(HvdliteError, RuntimeError):
+    """A collective failed. Named as in Horovod."""
+
+
+class MismatchError(HorovodInternalError):
+    """Ranks disagree about the shape, dtype, operation, root or compression of a tensor."""
+
+
+class DuplicateNameError(HorovodInternalError):
+    """A tensor of the same name is still being processed on this rank."""
+
+
+class PeerLeftError(HorovodInternalError):
+    """Another rank finished or failed while this rank waited for it."""
+
+
+class StalledError(HorovodInternalError):
+    """A rank has not taken part in a collective for longer than the limit."""
+
+
+class EngineError(HorovodInternalError):
+    """The communication thread failed; the cause is chained."""

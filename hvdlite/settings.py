@@ -1,0 +1,123 @@
+"""Every knob of hvdlite, and the only reader of ``os.environ``.
+
+A field of :class:`Settings` is the one place of a knob: its default, type, unit (in the name), environment variable
+(``HVDLITE_`` + the name in capitals), launcher flag (``--`` + the name with dashes) and help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .errors import SettingError
+
+PREFIX = "HVDLITE_"
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), at_least: float | None = None) -> Any:  # noqa: A002 - the word users of argparse and click know
+    """Declare a knob."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "at_least": at_least})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs and their values in this process."""
+
+    compression: str = setting("none", "compressor of gradients, e.g. powersgd:rank=4")
+    transport: str = setting("auto", "how ranks talk: auto, local (one process) or mpi", choices=("auto", "local", "mpi"))
+    bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1)
+    fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0)
+    slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1)
+    cache_capacity: int = setting(4096, "tensor names whose details ranks remember", at_least=8)
+    poll_min_us: int = setting(20, "shortest pause between two looks at a message in flight", at_least=1)
+    poll_max_us: int = setting(200, "longest such pause while data is moving", at_least=1)
+    stall_warning_seconds: float = setting(60.0, "report ranks that keep others waiting this long; 0 never", at_least=0)
+    stall_shutdown_seconds: float = setting(0.0, "fail a collective after waiting this long; 0 never", at_least=0)
+    check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
+    log_level: str = setting("INFO", "what hvdlite itself logs", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the knobs that are set; complain about those that cannot be read.
+
+        Raises:
+            SettingError: a value is of the wrong kind, out of range, or no known choice.
+        """
+        environ = os.environ if environ is None else environ
+        return cls(**{f.name: parse(f.name, environ[env_name(f.name)]) for f in fields() if environ.get(env_name(f.name), "")})
+
+
+def fields() -> tuple[dataclasses.Field[Any], ...]:
+    """The knobs, in order."""
+    return dataclasses.fields(Settings)
+
+
+def env_name(name: str) -> str:
+    """``bucket_bytes`` -> ``HVDLITE_BUCKET_BYTES``."""
+    return PREFIX + name.upper()
+
+
+def flag_name(name: str) -> str:
+    """``bucket_bytes`` -> ``--bucket-bytes``."""
+    return "--" + name.replace("_", "-")
+
+
+def parse(name: str, written: str) -> Any:
+    """The value of knob ``name`` as written by a user."""
+    field = next(f for f in fields() if f.name == name)
+    kind = type(field.default)
+    try:
+        value = msgspec.convert(written.strip(), kind, strict=False)
+    except msgspec.ValidationError:
+        raise SettingError(f"{env_name(name)}={written!r} is not {_kind(kind)}; {field.metadata['help']}; give e.g. {field.default}, or unset it") from None
+    choices, at_least = field.metadata["choices"], field.metadata["at_least"]
+    if isinstance(value, str) and choices:
+        folded = {c.lower(): c for c in choices}
+        if value.lower() not in folded:
+            raise SettingError(f"{env_name(name)}={written!r} is unknown; choose one of {', '.join(choices)}, or unset it")
+        value = folded[value.lower()]
+    if at_least is not None and not value >= at_least:
+        raise SettingError(f"{env_name(name)}={written} is too small; at least {at_least} is expected ({field.metadata['help']}); correct or unset it")
+    return value
+
+
+def _kind(kind: type) -> str:
+    return {"int": "a whole number", "float": "a number"}.get(kind.__name__, f"a {kind.__name__}")
+
+
+# --- What launchers say about the job -----------------------------------------------------------------------------------------------
+
+_SIZE_VARIABLES = ("HVDLITE_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE")
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HVDLITE_SIZE")
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_")
+
+
+def promised_size(environ: Mapping[str, str] | None = None) -> tuple[str, int] | None:
+    """``(variable, number of processes)`` that the environment promises, the largest; None when nothing does."""
+    environ = os.environ if environ is None else environ
+    found = [(name, int(environ[name])) for name in _SIZE_VARIABLES if environ.get(name, "").isdigit()]
+    return max(found, key=lambda item: item[1], default=None)
+
+
+def under_mpi(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether an MPI launcher started this process."""
+    environ = os.environ if environ is None else environ
+    return any(name in environ for name in _MPI_VARIABLES)
+
+
+def scrub_launcher_variables(environ: MutableMapping[str, str] | None = None) -> None:
+    """Remove what ties a process to MPI's launcher: a child that inherits it and loads MPI takes the whole job down."""
+    environ = os.environ if environ is None else environ
+    for name in [n for n in environ if n.startswith(_LAUNCHER_PREFIXES)]:
+        del environ[name]
+
+
+def job_directory(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where hvdliterun and its ranks exchange pids, output and causes of failure; None without hvdliterun."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HVDLITE_JOB_DIR")
