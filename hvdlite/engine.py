@@ -1,0 +1,382 @@
+"""The communication thread: negotiate, encode, send, decode, deliver.
+
+One thread a process owns every call into the transport. Users' threads hand it operations and wait for handles on an event, so signals
+and Ctrl-C work. Idle, the thread sleeps on an event; waiting, it looks with growing pauses and never spins. Several exchanges are in
+flight at once, each on a lane (a communicator) of its own; on one lane requests start in the order that all ranks agreed on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from .compression import Request
+from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
+from .negotiation import Agreement, Negotiator, Signature
+from .settings import Settings
+from .stalls import StallWatch
+from .telemetry.last import LastCollective
+from .telemetry.metrics import Metrics
+from .transports import CONTROL, Pending, Transport
+
+IDLE_LOOK_SECONDS = 0.5
+"""How often an idle thread looks for notes from other ranks."""
+
+Program: TypeAlias = Generator[Request, Any, Any]
+"""What an operation does once agreed: yields requests, is sent the answers, returns the result."""
+
+
+class Operation(Protocol):
+    """A collective that a user asked for."""
+
+    signature: Signature
+    nbytes: int
+
+    def vote(self) -> bool:
+        """Whether this rank's values are finite, or that does not matter. Called once, on the communication thread."""
+
+    def program(self, finite: bool) -> Program:
+        """Run it; ``finite`` is what all ranks voted."""
+
+    def fusion_key(self) -> Hashable | None:
+        """Ready neighbours with the same key may run as one; None: this one runs alone."""
+
+    def fused(self, operations: Sequence[Any]) -> Program:
+        """Run several as one; returns the list of their results."""
+
+
+class Handle:
+    """The promise of a result."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._event = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._event.is_set()
+
+    def wait(self) -> Any:
+        """The result, when it is there. Raises what went wrong."""
+        self._event.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def deliver(self, result: Any) -> None:
+        """Fulfil the promise."""
+        self._result = result
+        self._event.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Break the promise."""
+        self._error = error
+        self._event.set()
+
+
+@dataclass
+class _Submission:
+    operation: Operation
+    signature: bytes
+    handle: Handle
+    since: float = field(default_factory=time.monotonic)
+    finite: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.handle.name
+
+
+class _Running:
+    """A program under way on a lane."""
+
+    def __init__(self, program: Program, transport: Transport, lane: int, metrics: Metrics, submissions: Sequence[_Submission] = ()):
+        self._program, self._transport, self._lane, self._metrics = program, transport, lane, metrics
+        self._pending: Pending | None = None
+        self.submissions = submissions
+        self.finished = False
+        self.result: Any = None
+        self.since = time.monotonic()
+        self._resume(None)
+
+    def step(self) -> bool:
+        """Advance if the request under way is done; whether anything moved."""
+        if self.finished or self._pending is None or not self._pending.done():
+            return False
+        self._resume(self._pending.answer())
+        return True
+
+    def _resume(self, answer: Any) -> None:
+        start = time.perf_counter()
+        try:
+            request = self._program.send(answer)
+        except StopIteration as stop:
+            self.finished, self.result = True, stop.value
+        else:
+            self._pending = self._transport.start(request, self._lane)
+            self._metrics.sent(request, self._transport.topology.size, control=self._lane == CONTROL)
+        if self._lane != CONTROL:
+            self._metrics.codec_ms += (time.perf_counter() - start) * 1e3
+
+
+class Engine:
+    """Runs operations over a transport."""
+
+    def __init__(self, transport: Transport, settings: Settings, metrics: Metrics, last: LastCollective):
+        topology = transport.topology
+        self._transport, self._settings, self._metrics, self._last = transport, settings, metrics, last
+        self._negotiator = Negotiator(topology.rank, topology.size, settings.cache_capacity)
+        self._watch = StallWatch(transport, settings)
+        self._lock = threading.Lock()
+        self._inbox: deque[_Submission] = deque()
+        self._in_flight: dict[str, _Submission] = {}  # submitted and not delivered, by name
+        self._round: _Running | None = None
+        self._next_round_at = 0.0
+        self._lanes: list[deque[Any]] = [deque() for _ in range(settings.slots)]
+        self._active: list[_Running | None] = [None] * settings.slots
+        self._next_lane = 0
+        self._wake = threading.Event()
+        self._leave = False
+        self._left: frozenset[int] = frozenset()
+        self._refusal: HorovodInternalError | None = None  # why nothing can be submitted any more
+        self._thread: threading.Thread | None = None
+        if topology.size > 1:
+            self._thread = threading.Thread(target=self._run, name="hvdlite", daemon=True)
+            self._thread.start()
+
+    # --- the users' side ---
+
+    def submit(self, operation: Operation) -> Handle:
+        """Queue an operation.
+
+        Raises:
+            DuplicateNameError: its name is in flight on this rank.
+            PeerLeftError: another rank has finished.
+        """
+        submission = _Submission(operation, operation.signature.encode(), Handle(operation.signature.name))
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if submission.name in self._in_flight:
+                raise DuplicateNameError(
+                    f"{submission.name!r} is still being processed on rank {self._transport.topology.rank}; names in flight are unique; wait for its handle or pass another name"
+                )
+            if self._thread is not None:
+                self._in_flight[submission.name] = submission
+                self._inbox.append(submission)
+        if self._thread is None:
+            self._run_alone(submission)
+        elif not self._wake.is_set():
+            self._wake.set()
+        return submission.handle
+
+    def stop(self) -> bool:
+        """Leave the job: finish what is agreed, tell the other ranks, end the thread. Whether every rank left together."""
+        with self._lock:
+            self._refusal = self._refusal or EngineError("hvdlite has been shut down; nothing can be communicated after that; call hvdlite.init() again")
+        if self._thread is None:
+            return True
+        self._leave = True
+        self._wake.set()
+        self._thread.join()
+        return len(self._left) == self._transport.topology.size
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the thread ended with a fault, so that the transport is in an unknown state."""
+        return isinstance(self._refusal, EngineError) and self._refusal.__cause__ is not None
+
+    def _run_alone(self, submission: _Submission) -> None:
+        """A world of one needs no thread: every request is its own answer."""
+        running = _Running(submission.operation.program(submission.operation.vote()), self._transport, 0, self._metrics)
+        while not running.finished:
+            running.step()
+        submission.handle.deliver(running.result)
+
+    # --- the communication thread ---
+
+    def _run(self) -> None:
+        pause = _Pause(self._settings.poll_min_us * 1e-6, self._settings.poll_max_us * 1e-6)
+        try:
+            while not self._has_ended():
+                moved = self._take()
+                moved |= self._negotiate()
+                moved |= self._advance()
+                if moved:
+                    pause.reset()
+                elif self._is_idle():
+                    self._wake.wait(IDLE_LOOK_SECONDS)
+                    self._wake.clear()
+                    self._watch.look([])
+                else:
+                    if pause.is_long:
+                        self._look_for_stalls()
+                    pause.take()
+        except BaseException as cause:  # noqa: BLE001 - whatever it was, every waiting thread must hear of it
+            self._break_down(cause)
+
+    def _has_ended(self) -> bool:
+        return self._leave and bool(self._left) and not any(self._active) and not any(self._lanes)
+
+    def _is_idle(self) -> bool:
+        return not (self._inbox or self._round or self._negotiator.has_business or self._leave or any(self._active) or any(self._lanes))
+
+    def _take(self) -> bool:
+        moved = bool(self._inbox)
+        while self._inbox:
+            submission = self._inbox.popleft()
+            submission.finite = submission.operation.vote()
+            self._negotiator.add(submission)
+            self._next_round_at = 0.0
+        return moved
+
+    def _negotiate(self) -> bool:
+        if self._left:
+            return False
+        if self._leave and not self._negotiator.leaving and not any(self._active) and not any(self._lanes):
+            self._fail(self._negotiator.pending, EngineError("hvdlite.shutdown() was called before this collective was complete; wait for its handle first"))
+            self._negotiator.leave()
+        if self._round is None:
+            if not self._negotiator.has_business or time.monotonic() < self._next_round_at:
+                return False
+            self._round = _Running(self._negotiator.round(), self._transport, CONTROL, self._metrics)
+        if not self._round.step():
+            return False
+        if self._round.finished:
+            self._metrics.negotiation_rounds += 1
+            self._settle(self._round.result)
+            self._round = None
+        return True
+
+    def _settle(self, agreement: Agreement) -> None:
+        for name, error in agreement.failed:
+            self._fail([name], error)
+        self._schedule(agreement.ready)
+        if agreement.leaving:
+            self._part(agreement.leaving)
+        elif not agreement.settled_something:  # ranks wait for different things: no hurry
+            self._next_round_at = time.monotonic() + 0.5e-3
+
+    def _part(self, leaving: frozenset[int]) -> None:
+        self._left = leaving
+        others = sorted(leaving - {self._transport.topology.rank})
+        if others and self._transport.topology.rank not in leaving:
+            waiting = self._negotiator.pending
+            what = f"waits for {waiting[0]!r}" if waiting else "goes on"
+            error = PeerLeftError(
+                f"rank {others[0]} has finished while rank {self._transport.topology.rank} {what}; every rank must run the same number of collectives; "
+                f"give every rank the same number of batches, and see the output of rank {others[0]} for an error"
+            )
+            with self._lock:
+                self._refusal = error
+            self._fail(waiting, error)
+            self._negotiator.clear()
+
+    def _schedule(self, ready: Sequence[tuple[str, bool]]) -> None:
+        """Deal agreed operations to the lanes in turn; neighbours that may be fused travel together."""
+        group: list[_Submission] = []
+        key: Hashable | None = None
+        size = 0
+        for name, finite in ready:
+            submission = self._in_flight[name]
+            submission.finite = finite
+            its_key = submission.operation.fusion_key() if finite else None
+            full = size + submission.operation.nbytes > self._settings.fusion_threshold_bytes
+            if group and (its_key is None or its_key != key or full):
+                self._deal(group)
+                group, size = [], 0
+            group.append(submission)
+            size += submission.operation.nbytes
+            key = its_key
+            if its_key is None:
+                self._deal(group)
+                group, size = [], 0
+        if group:
+            self._deal(group)
+
+    def _deal(self, group: list[_Submission]) -> None:
+        self._lanes[self._next_lane].append(group)
+        self._next_lane = (self._next_lane + 1) % len(self._lanes)
+
+    def _advance(self) -> bool:
+        moved = False
+        for lane, running in enumerate(self._active):
+            if running is None and self._lanes[lane]:
+                running = self._begin(self._lanes[lane].popleft(), lane)
+                moved = True
+            elif running is not None:
+                moved |= running.step()
+            if running is not None and running.finished:
+                self._complete(running)
+                running = None
+            self._active[lane] = running
+        return moved
+
+    def _begin(self, group: list[_Submission], lane: int) -> _Running:
+        operation = group[0].operation
+        self._last.write(operation.signature.kind, group[0].name)
+        program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].finite)
+        return _Running(program, self._transport, lane, self._metrics, group)
+
+    def _complete(self, running: _Running) -> None:
+        results = running.result if len(running.submissions) > 1 else [running.result]
+        self._metrics.exchanges += 1
+        with self._lock:
+            for submission in running.submissions:
+                del self._in_flight[submission.name]
+        for submission, result in zip(running.submissions, results, strict=True):
+            submission.handle.deliver(result)
+
+    # --- trouble ---
+
+    def _look_for_stalls(self) -> None:
+        waiting = [(s.name, s.since) for s in self._in_flight.copy().values()]
+        error = self._watch.look(waiting)
+        if error is not None:
+            raise error
+
+    def _fail(self, names: Sequence[str], error: BaseException) -> None:
+        for name in list(names):
+            with self._lock:
+                submission = self._in_flight.pop(name)
+            submission.handle.fail(error)
+
+    def _break_down(self, cause: BaseException) -> None:
+        error = cause if isinstance(cause, HorovodInternalError) else EngineError(f"the communication thread failed: {type(cause).__name__}: {cause}; no collective can follow")
+        error.__cause__ = cause if error is not cause else error.__cause__
+        with self._lock:
+            self._refusal = EngineError(str(error))
+            self._refusal.__cause__ = cause
+            waiting, self._in_flight = list(self._in_flight.values()), {}
+        for submission in waiting:
+            submission.handle.fail(error)
+
+
+class _Pause:
+    """Growing pauses: short while an answer is near, up to a few milliseconds when the wait gets long."""
+
+    def __init__(self, shortest: float, longest: float):
+        self._shortest, self._longest = shortest, longest
+        self.reset()
+
+    def reset(self) -> None:
+        self._pause = self._shortest
+        self._started = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        return bool(self._started) and time.monotonic() - self._started > 0.1
+
+    def take(self) -> None:
+        now = time.monotonic()
+        self._started = self._started or now
+        waited = now - self._started
+        limit = self._longest if waited < 0.1 else max(self._longest, 1e-3 if waited < 2 else 5e-3)
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 1.5, limit)

@@ -1,0 +1,279 @@
+"""Which submissions are ready on every rank, and in which order: agreed before a byte of payload moves.
+
+MPI does not check: other dtypes or counts on two ranks give wrong numbers *as success*, or a hang. So every submission carries a
+:class:`Signature`, and ranks agree in rounds. A round is one small allreduce (bitwise and) of a vector: flags, who is leaving, which
+*known* submissions are ready here, and which of those hold finite values. Only when some rank has something new, a gather of its details
+follows. Every rank draws the same conclusions from the same answers, so nobody is in charge.
+
+The round is a generator that yields the same requests as a compressor, so it is tested without MPI, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from .arrays import Array
+from .compression import AllGather, AllReduce, Request
+from .errors import EngineError, HorovodInternalError, MismatchError
+
+MAX_DETAILS_BYTES = 64 << 20
+"""Details of new submissions that one rank may send in a round; more is a fault, not a model."""
+
+_WORD = 64
+_ALL = ~np.uint64(0)
+
+
+class Signature(msgspec.Struct, array_like=True, frozen=True):
+    """What ranks must agree on before they exchange a tensor, or a bucket of them."""
+
+    name: str
+    kind: str
+    tensors: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    op: str = ""
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: str = ""
+    device: str = "cpu"
+
+    def encode(self) -> bytes:
+        """The bytes that are compared and sent."""
+        return _ENCODER.encode(self)
+
+
+class _Detail(msgspec.Struct, array_like=True, frozen=True):
+    signature: bytes
+    finite: bool
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_SIGNATURE = msgspec.msgpack.Decoder(Signature)
+_DETAILS = msgspec.msgpack.Decoder(list[_Detail])
+
+_WORDS = {
+    "kind": ("an operation", "call the same collective on every rank"),
+    "tensors": ("tensors", "build the same model on every rank"),
+    "shapes": ("shape", "give it the same shape on every rank"),
+    "dtypes": ("dtype", "give it the same dtype on every rank"),
+    "op": ("op", "pass the same op on every rank"),
+    "root": ("root_rank", "pass the same root_rank on every rank"),
+    "prescale": ("prescale_factor", "pass the same prescale_factor on every rank"),
+    "postscale": ("postscale_factor", "pass the same postscale_factor on every rank"),
+    "compression": ("compression", "give every rank the same compressor and options"),
+    "device": ("device", "keep it on the same kind of device on every rank"),
+}
+
+
+class Submitted(Protocol):
+    """What a negotiator needs of a submission."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the submissions in flight."""
+    @property
+    def signature(self) -> bytes:
+        """An encoded :class:`Signature`."""
+    @property
+    def finite(self) -> bool:
+        """This rank's vote: its values are finite, or finiteness does not matter."""
+
+
+@dataclass
+class Agreement:
+    """What one round settled, the same on every rank."""
+
+    ready: list[tuple[str, bool]] = field(default_factory=list)
+    """``(name, finite on every rank)``, in the order in which every rank runs them."""
+    failed: list[tuple[str, HorovodInternalError]] = field(default_factory=list)
+    leaving: frozenset[int] = frozenset()
+
+    @property
+    def settled_something(self) -> bool:
+        """Whether the round moved anything forward."""
+        return bool(self.ready or self.failed or self.leaving)
+
+
+class Negotiator:
+    """One rank's side of the agreement."""
+
+    def __init__(self, rank: int, num_ranks: int, capacity: int):
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.leaving = False
+        self._capacity = capacity
+        self._pending: dict[str, Submitted] = {}
+        self._told: set[str] = set()
+        self._slots: list[str | None] = []
+        self._free: list[int] = []
+        self._known: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # least recently used first, as agreed
+        self._partial: dict[str, dict[int, _Detail]] = {}  # new names, and the ranks that announced them so far
+
+    def add(self, submission: Submitted) -> None:
+        """Offer a submission; it stays pending until a round settles it."""
+        self._pending[submission.name] = submission
+
+    def leave(self) -> None:
+        """Tell the others, from the next round on, that this rank is done."""
+        self._pending.clear()
+        self.leaving = True
+
+    def clear(self) -> None:
+        """Forget what is pending: it will never be agreed."""
+        self._pending.clear()
+
+    @property
+    def pending(self) -> list[str]:
+        """What this rank waits to have agreed, oldest first."""
+        return list(self._pending)
+
+    @property
+    def has_business(self) -> bool:
+        """Whether this rank needs another round."""
+        return bool(self._pending) or self.leaving
+
+    def round(self) -> Generator[Request, Any, Agreement]:
+        """One round. Every rank runs its rounds in the same number and order."""
+        new = [s for s in self._pending.values() if s.name not in self._told and not self._is_known(s)]
+        answer = yield AllReduce(self._vector(bool(new)), "band")
+        agreement = self._read(answer)
+        if not answer[0] & np.uint64(1):  # some rank cleared the bit: it has news
+            details = _ENCODER.encode([_Detail(s.signature, s.finite) for s in new])
+            self._told.update(s.name for s in new)
+            mine = np.array([len(details)], np.int64)
+            sizes = tuple(int(size[0]) for (size,) in (yield AllGather((mine,))))
+            if max(sizes) > MAX_DETAILS_BYTES:
+                raise EngineError(f"a rank announced {max(sizes)} bytes of tensor details; at most {MAX_DETAILS_BYTES} are expected; use shorter or fewer names")
+            rows = yield AllGather((np.frombuffer(details, np.uint8).copy(),), sizes)
+            self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in enumerate(rows)], agreement)
+        return agreement
+
+    # --- the vector: word 0 flags, then who is leaving (bits cleared), then ready, then finite ---
+
+    def _vector(self, has_news: bool) -> Array:
+        leaving_words, slot_words = self._layout()
+        vector = np.zeros(1 + leaving_words + 2 * slot_words, np.uint64)
+        vector[0] = 0 if has_news else 1
+        vector[1 : 1 + leaving_words] = _ALL
+        if self.leaving:
+            vector[1 + self.rank // _WORD] &= ~_bit(self.rank)
+        ready = vector[1 + leaving_words : 1 + leaving_words + slot_words]
+        finite = vector[1 + leaving_words + slot_words :]
+        finite[:] = _ALL
+        for submission in self._pending.values():
+            if self._is_known(submission):
+                slot = self._known[submission.name][0]
+                ready[slot // _WORD] |= _bit(slot)
+                if not submission.finite:
+                    finite[slot // _WORD] &= ~_bit(slot)
+        return vector
+
+    def _read(self, vector: Array) -> Agreement:
+        leaving_words, slot_words = self._layout()
+        leaving = frozenset(_set_bits(~vector[1 : 1 + leaving_words])) if leaving_words else frozenset()
+        agreement = Agreement(leaving=leaving)
+        ready = vector[1 + leaving_words : 1 + leaving_words + slot_words]
+        finite = vector[1 + leaving_words + slot_words :]
+        for slot in _set_bits(ready):
+            name = self._slots[slot]
+            assert name is not None
+            self._known.move_to_end(name)
+            del self._pending[name]
+            agreement.ready.append((name, bool(finite[slot // _WORD] & _bit(slot))))
+        return agreement
+
+    def _layout(self) -> tuple[int, int]:
+        return -(-self.num_ranks // _WORD), -(-len(self._slots) // _WORD)
+
+    def _is_known(self, submission: Submitted) -> bool:
+        return self._known.get(submission.name, (0, b""))[1] == submission.signature
+
+    # --- new names ---
+
+    def _learn(self, announced: list[list[_Detail]], agreement: Agreement) -> None:
+        for rank, details in enumerate(announced):
+            for detail in details:
+                name = _SIGNATURE.decode(detail.signature).name
+                self._forget(name)  # whoever holds it as known must announce it as well, so that the two can be compared
+                self._partial.setdefault(name, {})[rank] = detail
+        for name in [n for n, by_rank in self._partial.items() if len(by_rank) == self.num_ranks]:
+            by_rank = self._partial.pop(name)
+            self._pending.pop(name, None)
+            self._told.discard(name)
+            error = _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()})
+            if error:
+                agreement.failed.append((name, error))
+            else:
+                self._remember(name, by_rank[0].signature)
+                agreement.ready.append((name, all(d.finite for d in by_rank.values())))
+
+    def _remember(self, name: str, signature: bytes) -> None:
+        if len(self._known) >= self._capacity:
+            self._forget(next(iter(self._known)))
+        if not self._free:
+            self._free = list(range(len(self._slots) + _WORD - 1, len(self._slots) - 1, -1))
+            self._slots += [None] * _WORD
+        slot = self._free.pop()
+        self._slots[slot] = name
+        self._known[name] = (slot, signature)
+
+    def _forget(self, name: str) -> None:
+        known = self._known.pop(name, None)
+        if known:
+            self._slots[known[0]] = None
+            self._free.append(known[0])
+
+
+def _bit(position: int) -> np.uint64:
+    return np.uint64(1 << position % _WORD)
+
+
+def _set_bits(words: Array) -> list[int]:
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
+    return [int(i) for i in np.flatnonzero(bits)]
+
+
+def _decode_details(rank: int, raw: bytes) -> list[_Detail]:
+    try:
+        return _DETAILS.decode(raw)
+    except msgspec.MsgspecError as cause:
+        raise EngineError(f"rank {rank} sent details that cannot be read ({cause}); the same version of hvdlite is expected on every rank; check with hvdlite doctor") from cause
+
+
+def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError | None:
+    """The first way in which a rank differs from rank 0, put into words."""
+    first = by_rank[0]
+    for rank in sorted(by_rank)[1:]:
+        other = by_rank[rank]
+        for key, (noun, remedy) in _WORDS.items():
+            mine, theirs = getattr(first, key), getattr(other, key)
+            if mine != theirs:
+                where, a, b = _narrowed(first, other, key) if key in ("tensors", "shapes", "dtypes") else (name, mine, theirs)
+                return MismatchError(f"{where!r} has {noun} {_shown(a)} on rank 0 but {_shown(b)} on rank {rank}; all ranks must agree; {remedy}")
+    return None
+
+
+def _narrowed(first: Signature, other: Signature, key: str) -> tuple[str, object, object]:
+    """Of a bucket with many tensors, the one that differs."""
+    mine, theirs = getattr(first, key), getattr(other, key)
+    if key == "tensors":
+        odd = [(a, b) for a, b in zip(mine, theirs, strict=False) if a != b]
+        if not odd:
+            return first.name, f"{len(mine)} of them", f"{len(theirs)} of them"
+        return first.name, *odd[0]
+    place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
+    names = first.tensors or (first.name,)
+    return names[place], mine[place], theirs[place]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join("any" if v == -1 else str(v) for v in value) + ("," if len(value) == 1 else "") + ")"
+    return repr(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,48 @@
+"""Counters of one rank: what was sent, what it cost, what the training waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from ..compression import Request
+
+
+@dataclass
+class Metrics:
+    """Sums since :func:`hvdlite.init`. The communication thread writes all but the waits, which are the main thread's."""
+
+    wire_bytes: int = 0
+    """Payload bytes this rank sent, indices and scales included, negotiation excluded."""
+    control_bytes: int = 0
+    """Bytes this rank sent to negotiate."""
+    dense_bytes: int = 0
+    """What the gradients it exchanged would have taken uncompressed on the wire."""
+    exchanges: int = 0
+    negotiation_rounds: int = 0
+    codec_ms: float = 0.0
+    """Time in encoding, decoding and starting messages, on the communication thread."""
+    exposed_ms: float = 0.0
+    """Time the training waited for communication: what the backward pass did not hide."""
+
+    def sent(self, request: Request, num_ranks: int, *, control: bool) -> None:
+        """Count a request."""
+        if control:
+            self.control_bytes += request.sent_bytes(num_ranks)
+        else:
+            self.wire_bytes += request.sent_bytes(num_ranks)
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """Time a wait of the training."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.exposed_ms += (time.perf_counter() - start) * 1e3
+
+    def snapshot(self) -> dict[str, float]:
+        """The counters by name."""
+        return asdict(self)

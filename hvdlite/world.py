@@ -1,0 +1,202 @@
+"""The world of ranks: the only module with state."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import settings as settings_module
+from .engine import Engine
+from .errors import ForkedError, NotInitializedError, WorldSizeError
+from .settings import Settings
+from .telemetry.last import LastCollective
+from .telemetry.metrics import Metrics
+from .transports import Topology, Transport
+
+LOG = logging.getLogger("hvdlite")
+
+
+@dataclass
+class World:
+    """What init() makes and shutdown() takes away."""
+
+    settings: Settings
+    transport: Transport
+    engine: Engine
+    metrics: Metrics
+    pid: int = field(default_factory=os.getpid)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        """Where this process stands."""
+        return self.transport.topology
+
+    def auto_name(self, kind: str) -> str:
+        """A name for a collective that was given none; equal on all ranks that call in the same order."""
+        self.counters[kind] = self.counters.get(kind, 0) + 1
+        return f"{kind}.noname.{self.counters[kind]}"
+
+
+_world: World | None = None
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job. A second call does nothing.
+
+    Args:
+        comm: an ``mpi4py`` communicator to use instead of all processes.
+        process_sets: not supported in this version; only None, or an empty list.
+    Raises:
+        WorldSizeError: the environment promises several processes and MPI sees one.
+        MissingDependencyError: MPI is needed and absent.
+    """
+    global _world
+    if _world is not None:
+        return
+    if process_sets:
+        raise settings_module.SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
+    settings = Settings.from_environ()
+    _configure_log(settings)
+    transport = _make_transport(settings, comm)
+    metrics = Metrics()
+    last = LastCollective(settings_module.job_directory(), transport.topology.rank)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics)
+    atexit.register(shutdown)
+    _end_the_job_on_exceptions()
+
+
+def shutdown() -> None:
+    """Leave the job, after what was agreed is done. Waits for the other ranks to leave or to need this one. A second call does nothing."""
+    global _world
+    if _world is None or _world.pid != os.getpid():
+        _world = None
+        return
+    world, _world = _world, None
+    atexit.unregister(shutdown)
+    if world.engine.stop():
+        world.transport.close()
+    elif world.engine.is_broken:
+        world.transport.abandon()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called and shutdown() was not."""
+    return _world is not None
+
+
+def world() -> World:
+    """The world, for those who communicate.
+
+    Raises:
+        NotInitializedError: before init(), or after shutdown().
+        ForkedError: in a forked child.
+    """
+    if _world is None:
+        raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
+    if _world.pid != os.getpid():
+        raise ForkedError(
+            f"process {os.getpid()} was forked from rank {_world.topology.rank} (pid {_world.pid}) and cannot communicate; only the process that called "
+            "init() can; do it there, or start workers with the 'spawn' method"
+        )
+    return _world
+
+
+def topology() -> Topology:
+    """Where this process stands; also in a forked child, which inherits it."""
+    return _world.topology if _world is not None else world().topology
+
+
+def rank() -> int:
+    """This process's number among all, from 0."""
+    return topology().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return topology().size
+
+
+def local_rank() -> int:
+    """This process's number on its node."""
+    return topology().local_rank
+
+
+def local_size() -> int:
+    """Number of processes on this node."""
+    return topology().local_size
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have this local rank."""
+    return topology().cross_rank
+
+
+def cross_size() -> int:
+    """Number of nodes that have this local rank."""
+    return topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every node has the same number of processes."""
+    return topology().is_homogeneous
+
+
+def metrics() -> dict[str, float]:
+    """This rank's counters since init(): bytes on the wire, time that communication cost. See :class:`hvdlite.telemetry.metrics.Metrics`."""
+    return world().metrics.snapshot()
+
+
+def _make_transport(settings: Settings, comm: Any) -> Transport:
+    from .transports.local import LocalTransport
+
+    promised = settings_module.promised_size()
+    wants_mpi = comm is not None or settings.transport == "mpi" or settings_module.under_mpi() or (promised is not None and promised[1] > 1)
+    if settings.transport == "local" or not wants_mpi:
+        LOG.info("hvdlite: one process (size 1); to use several: hvdliterun -np 2 python %s", os.path.basename(sys.argv[0]) or "train.py")
+        return LocalTransport()
+    from .transports.mpi import MpiTransport
+
+    transport = MpiTransport(settings.slots, comm)
+    settings_module.scrub_launcher_variables()
+    if transport.topology.size == 1 and comm is None and promised is not None and promised[1] > 1:
+        raise WorldSizeError(
+            f"{promised[0]}={promised[1]} promises {promised[1]} processes, but MPI ({transport.library}) sees one, so each would train alone; "
+            "start the job with the launcher of this MPI: hvdliterun -np N python train.py (under Slurm: srun --mpi=pmix or --mpi=pmi2); "
+            "or set HVDLITE_TRANSPORT=local if one process is what you want"
+        )
+    if transport.topology.size == 1:
+        transport.close()
+        LOG.info("hvdlite: one process (size 1)")
+        return LocalTransport()
+    return transport
+
+
+def _configure_log(settings: Settings) -> None:
+    LOG.setLevel(settings.log_level)
+    if not LOG.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        LOG.addHandler(handler)
+        LOG.propagate = False
+
+
+def _end_the_job_on_exceptions() -> None:
+    """MPI's launchers let the others wait forever when one rank raises; ending this process at once makes them end the job."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        previous(kind, error, trace)
+        if _world is not None and _world.topology.size > 1 and _world.pid == os.getpid():
+            sys.stderr.write(f"hvdlite: rank {_world.topology.rank} (pid {os.getpid()}) ends the job: {kind.__name__}: {error}\n")
+            sys.stderr.flush()
+            sys.stdout.flush()
+            os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    if getattr(previous, "__qualname__", "").startswith(_end_the_job_on_exceptions.__name__):
+        return
+    sys.excepthook = hook
