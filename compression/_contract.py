@@ -26,7 +26,7 @@ class AllReduce:
     """Combine ``array`` element by element over the ranks. Answer: the result, same shape, possibly in the same memory."""
 
     array: Array
-    op: Literal["sum", "min", "max", "product"] = "sum"
+    op: Literal["sum", "min", "max", "product", "band"] = "sum"
 
     def sent_bytes(self, num_ranks: int) -> int:
         """Bytes a rank sends in a bandwidth-optimal allreduce: ``2 (P-1)/P`` of the payload (Patarasuk & Yuan 2009)."""

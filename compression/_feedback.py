@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class ErrorFeedback(Compressor):
     inner: Compressor
     _flats: dict[tuple[str, ...], Array] = field(default_factory=dict, init=False, repr=False)
     _views: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
-    _loaded: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # type: ignore[type-arg]
+    _loaded: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict, init=False, repr=False)
     _to_flush: set[str] = field(default_factory=set, init=False, repr=False)
 
     def exchange(self, bucket: Bucket) -> Exchange:
@@ -72,9 +73,7 @@ class ErrorFeedback(Compressor):
     def rescale(self, factor: float) -> None:
         """Multiply the residuals, which are in units of the scaled loss."""
         self.inner.rescale(factor)
-        for flat in self._flats.values():
-            flat *= factor
-        for residual in self._loaded.values():
+        for residual in (*self._views.values(), *self._loaded.values()):
             residual *= factor
 
     def flush(self) -> None:

@@ -18,7 +18,7 @@ _FEEDBACK = "feedback"  # the one option that belongs to no compressor: error fe
 
 def names() -> list[str]:
     """Every compressor, by the name a user types."""
-    return sorted(m.name for m in pkgutil.iter_modules([_folder()]) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(import_module(str(__package__)).__path__) if not m.name.startswith("_"))
 
 
 def load(spec: str, **options: object) -> Compressor:
@@ -78,7 +78,3 @@ def _article(kind: type) -> str:
 
 def _example(kind: type) -> str:
     return {"int": "4", "float": "0.01", "bool": "true"}.get(kind.__name__, "a word")
-
-
-def _folder() -> str:
-    return str(import_module(str(__package__)).__path__[0])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, ops
-from ._contract import AllGather, AllReduce, AllToAll, Broadcast, Bucket, Compressor, Exchange, Request, Sent
+from ._contract import AllGather, AllReduce, AllToAll, Bucket, Compressor, Exchange, Request, Sent
 
-_REDUCE = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+_REDUCE = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
 
 
 @dataclass
@@ -66,8 +66,13 @@ def _resume(exchange: Exchange, answer: Any, results: list[tuple[Array, Sent] | 
 
 
 def _shape(request: Request) -> tuple[object, ...]:
-    arrays = {AllReduce: lambda r: (r.array,), AllGather: lambda r: r.arrays, AllToAll: lambda r: r.parts[0], Broadcast: lambda r: (r.array,)}[type(request)](request)
-    return (type(request).__name__, *((tuple(a.shape), str(a.dtype)) for a in arrays))
+    return (type(request).__name__, *((tuple(a.shape), str(a.dtype)) for a in _arrays(request)))
+
+
+def _arrays(request: Request) -> tuple[Array, ...]:
+    if isinstance(request, AllGather):
+        return request.arrays
+    return request.parts[0] if isinstance(request, AllToAll) else (request.array,)
 
 
 def answer(requests: Sequence[Any]) -> list[Any]:
@@ -82,5 +87,6 @@ def answer(requests: Sequence[Any]) -> list[Any]:
         return [[r.arrays for r in requests] for _ in requests]
     if isinstance(first, AllToAll):
         return [[r.parts[rank] for r in requests] for rank in range(len(requests))]
-    root = requests[first.root].array
-    return [root for _ in requests]
+    for request in requests:
+        request.array[...] = requests[first.root].array
+    return [request.array for request in requests]

@@ -7,17 +7,18 @@ overflows. Known as the two-sided or class C scheme (Tang et al., "1-bit Adam", 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from ..arrays import Array, ops
+from ..arrays import Array, dtype_name, ops
 from ._contract import AllGather, AllToAll, Bucket, Dense, Exchange, concatenated
 
 
 class Codec(Protocol):
     """How a chunk is written on the wire."""
 
-    block: int
-    """Chunk lengths are multiples of this many elements."""
+    @property
+    def block(self) -> int:
+        """Chunk lengths are multiples of this many elements."""
 
     def encode(self, chunk: Array) -> tuple[Array, ...]:
         """The chunk as payload arrays, of shapes that depend on its length alone."""
@@ -50,13 +51,16 @@ class Cast:
 
 
 def chunk_elements(num_elements: int, num_ranks: int, block: int) -> int:
-    """Elements a rank is responsible for: an equal share, rounded up to whole blocks."""
-    blocks = -(-num_elements // block)
+    """Elements a rank is responsible for: an equal share, rounded up to whole blocks, of which there is at least one."""
+    blocks = max(1, -(-num_elements // block))
     return -(-blocks // num_ranks) * block
 
 
-def two_sided(bucket: Bucket, codec: Codec) -> Exchange:
-    """Mean of ``bucket.flat`` over the ranks, through ``codec`` in both directions."""
+def two_sided(bucket: Bucket, codec: Codec, op: Literal["sum", "min", "max", "product"] = "sum", factor: float | None = None) -> Exchange:
+    """Mean of ``bucket.flat`` over the ranks, through ``codec`` in both directions.
+
+    With ``factor``, the ranks are combined by ``op`` and the result is multiplied by it instead of being averaged.
+    """
     xp, flat, ranks = ops(bucket.flat), bucket.flat, bucket.num_ranks
     n = flat.shape[0]
     share = chunk_elements(n, ranks, codec.block)
@@ -64,11 +68,16 @@ def two_sided(bucket: Bucket, codec: Codec) -> Exchange:
     received = yield AllToAll(encoded)
     total = codec.decode(received[0])
     for payload in received[1:]:  # in the order of the ranks: the same bits every time
-        total += codec.decode(payload)
-    total /= ranks
+        total = xp.combine(op, total, codec.decode(payload))
+    if factor is None:
+        total /= ranks
+    elif factor != 1.0:
+        total *= factor
     gathered = yield AllGather(codec.encode(total))
-    mean = concatenated([codec.decode(payload) for payload in gathered])[:n]
-    return xp.cast(mean, str(bucket.out.dtype).removeprefix("torch.")), Dense(lambda: concatenated([codec.decode(p) for p in encoded])[:n])
+    for r, payload in enumerate(gathered):
+        part = bucket.out[r * share : (r + 1) * share]
+        part[:] = xp.cast(codec.decode(payload)[: part.shape[0]], dtype_name(bucket.out))
+    return bucket.out, Dense(lambda: concatenated([codec.decode(p) for p in encoded])[:n])
 
 
 def two_sided_bytes(codec: Codec, num_elements: int, num_ranks: int) -> int:
@@ -81,4 +90,4 @@ def _padded(chunk: Array, length: int) -> Array:
     if not missing:
         return chunk
     xp = ops(chunk)
-    return xp.concat([chunk, xp.zeros((missing,), str(chunk.dtype).removeprefix("torch."))])
+    return xp.concat([chunk, xp.zeros((missing,), dtype_name(chunk))])

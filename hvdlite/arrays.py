@@ -21,42 +21,68 @@ Array: TypeAlias = Any
 NARROW_FLOATS = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 """Types in which nothing is ever summed: they are widened to float32 first."""
 
+_FOREIGN_TO_NUMPY = NARROW_FLOATS - {"float16"}  # numpy knows them through ml_dtypes only, and torch does not convert them
+
 
 class ArrayOps(Protocol):
     """What is not spelled the same on every kind of array."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         """Uninitialised array on the device of the array that was looked up."""
+
     def zeros(self, shape: Sequence[int], dtype: str) -> Array:
         """Array of zeros."""
+
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
         """A numpy array, brought to this kind and device."""
+
     def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
         """The array in main memory; no copy if it already lies there."""
+
     def cast(self, array: Array, dtype: str) -> Array:
         """The array as ``dtype``; the same object if it already is."""
+
     def concat(self, arrays: Sequence[Array]) -> Array:
         """Flattened arrays of one dtype, one after the other."""
+
     def as_bytes(self, array: Array) -> Array:
         """The contiguous array's memory as a uint8 vector, without a copy."""
+
     def from_bytes(self, raw: Array, dtype: str, shape: Sequence[int]) -> Array:
         """A uint8 vector read as ``dtype``, without a copy where alignment allows."""
+
     def all_finite(self, array: Array) -> bool:
         """Whether no entry is NaN or infinite. Integers always are."""
+
     def absmax(self, array: Array) -> float:
         """Largest magnitude; 0 for an empty array."""
+
     def rint(self, array: Array) -> Array:
         """Round half to even."""
+
     def block_absmax(self, blocks: Array) -> Array:
         """Largest magnitude of each row."""
+
     def where(self, condition: Array, yes: Array, no: Array | float) -> Array:
         """Entry-wise choice."""
+
     def largest(self, vector: Array, k: int) -> tuple[Array, Array]:
         """``(index int32 ascending, values)`` of the k entries of largest magnitude; of equals, the first."""
+
+    def combine(self, op: str, into: Array, other: Array) -> Array:
+        """``into = op(into, other)`` entry by entry, in place; op is sum, min, max or product."""
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         """``out[index] += values`` for distinct indices."""
+
+    def matmul(self, left: Array, right: Array, out: Array) -> None:
+        """``out = left @ right``, written in place."""
+
     def orthonormal(self, stack: Array) -> Array:
         """Orthonormal columns for each matrix of a (batch, rows, columns) stack, by QR. A zero matrix gives unit vectors, never NaN."""
+
+
+_NUMPY_REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 
 
 class _Numpy:
@@ -122,8 +148,14 @@ class _Numpy:
             index = np.sort(np.concatenate([above, level])).astype(np.int32)
         return index, vector[index]
 
+    def combine(self, op: str, into: Array, other: Array) -> Array:
+        return _NUMPY_REDUCE[op](into, other, out=into)
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         out[index] += values
+
+    def matmul(self, left: Array, right: Array, out: Array) -> None:
+        np.matmul(left, right, out=out)
 
     def orthonormal(self, stack: Array) -> Array:
         return np.linalg.qr(stack).Q
@@ -144,11 +176,17 @@ class _Torch:
         return self._torch.zeros(tuple(shape), dtype=self._dtype(dtype), device=self._device)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
+        name = dtype_name(array)
+        if name in _FOREIGN_TO_NUMPY:
+            return self._torch.from_numpy(array.view(f"i{array.itemsize}")).view(self._dtype(name)).to(self._device)
         return self._torch.from_numpy(array).to(self._device)
 
     def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
-        result: np.ndarray[Any, Any] = array.detach().cpu().numpy()
-        return result
+        name, host = dtype_name(array), array.detach().cpu()
+        if name in _FOREIGN_TO_NUMPY:
+            host = host.view(self._dtype(f"int{8 * host.element_size()}"))
+        result: np.ndarray[Any, Any] = host.numpy()
+        return result.view(numpy_dtype(name)) if name in _FOREIGN_TO_NUMPY else result
 
     def cast(self, array: Array, dtype: str) -> Array:
         return array.to(self._dtype(dtype))
@@ -191,8 +229,16 @@ class _Torch:
             index = self._torch.sort(self._torch.cat([above, level])).values
         return index.to(self._torch.int32), vector[index]
 
+    def combine(self, op: str, into: Array, other: Array) -> Array:
+        torch = self._torch
+        reduce = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum, "product": torch.mul}[op]
+        return reduce(into, other, out=into)
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         out.index_add_(0, index.long(), values)
+
+    def matmul(self, left: Array, right: Array, out: Array) -> None:
+        self._torch.matmul(left, right, out=out)
 
     def orthonormal(self, stack: Array) -> Array:
         return self._torch.linalg.qr(stack).Q
@@ -213,10 +259,8 @@ def ops(array: Array) -> ArrayOps:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a name such as ``float32`` or ``bfloat16``."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name) if name in _FOREIGN_TO_NUMPY else name)
+    return found
 
 
 def dtype_name(array: Array) -> str:
@@ -227,6 +271,12 @@ def dtype_name(array: Array) -> str:
 def is_floating(dtype: str) -> bool:
     """Whether entries of this dtype can be NaN or infinite."""
     return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def bits(array: Array) -> Array:
+    """A float32 array's memory as int32, without a copy: sign, exponent and mantissa to work on in place."""
+    xp = ops(array)
+    return xp.from_bytes(xp.as_bytes(array), "int32", array.shape)
 
 
 def nbytes(array: Array) -> int:
