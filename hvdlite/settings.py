@@ -117,6 +117,21 @@ def scrub_launcher_variables(environ: MutableMapping[str, str] | None = None) ->
         del environ[name]
 
 
+def launcher_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """This process's rank as MPI's launcher announced it; None when none did.
+
+    MPICH's variable comes first: a job started inside a rank of another MPI inherits that MPI's variables too.
+    """
+    environ = os.environ if environ is None else environ
+    found = next((environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") if environ.get(name, "").isdigit()), None)
+    return None if found is None else int(found)
+
+
+def snapshot() -> dict[str, str]:
+    """A copy of the environment, to be completed and handed to a new process."""
+    return dict(os.environ)
+
+
 def job_directory(environ: Mapping[str, str] | None = None) -> str | None:
     """Where hvdliterun and its ranks exchange pids, output and causes of failure; None without hvdliterun."""
     environ = os.environ if environ is None else environ

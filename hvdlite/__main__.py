@@ -1,0 +1,5 @@
+"""``python -m hvdlite`` is the command ``hvdlite``."""
+
+from .cli import main
+
+main()

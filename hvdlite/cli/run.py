@@ -1,0 +1,124 @@
+"""``hvdlite run`` and ``hvdliterun``: start a command on several ranks."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import settings
+from ..errors import SettingError
+
+_EXAMPLE = "write e.g. hvdliterun -np 2 python train.py"
+
+
+class _Run(click.Command):
+    """Everything from the command on belongs to the command, also when it begins with ``-m``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {word for p in self.params if isinstance(p, click.Option) and not p.is_flag for word in p.opts}
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in ("-m", "--"):
+            position += 2 if args[position] in takes_value else 1
+        if position < len(args) and args[position] != "--":
+            args = [*args[:position], "--", *args[position:]]
+        return super().parse_args(ctx, args)
+
+
+def _size(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    if value is None:
+        raise SettingError(f"-np is missing; the number of ranks is expected; {_EXAMPLE}")
+    if not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
+        raise SettingError(f"-np {value} is no number of ranks; a whole number of at least 1 is expected; {_EXAMPLE}")
+    return int(value)
+
+
+def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozenset[int] | None:
+    if value is None:
+        return None
+    words = value.split(",")
+    if not all(word.strip().isdigit() for word in words):
+        raise SettingError(f"--tee-ranks {value} is no list of ranks; numbers are expected; write e.g. --tee-ranks 0,1")
+    return frozenset(int(word) for word in words)
+
+
+def _knob(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and parameter.name is not None:
+        settings.parse(parameter.name, value)
+        if parameter.name == "compression":
+            from .. import compression  # only now: it brings numpy
+
+            compression.load(value)
+    return value
+
+
+def _knobs() -> list[click.Parameter]:
+    """A flag for every knob of :class:`hvdlite.settings.Settings`."""
+    return [
+        click.Option(
+            [settings.flag_name(f.name), f.name], metavar=type(f.default).__name__.upper(), callback=_knob, help=f"{f.metadata['help']}  [default: {f.default}]"
+        )
+        for f in settings.fields()
+    ]
+
+
+def _run(
+    *,
+    size: int,
+    command: tuple[str, ...],
+    no_prefix: bool,
+    output_filename: Path | None,
+    tee_ranks: frozenset[int] | None,
+    grace_seconds: float,
+    dry_run: bool,
+    verbose: bool,
+    **knobs: str | None,
+) -> int:
+    """Run COMMAND on several ranks of this machine: a script, -m module, or any program. What follows COMMAND belongs to it.
+
+    The exit code is that of the first rank that fails.
+    """
+    from ..launch import command as commands
+    from ..launch import plan
+
+    options = plan.Options(
+        size=size,
+        knobs={settings.env_name(name): value for name, value in knobs.items() if value is not None},
+        prefix=not no_prefix,
+        output_folder=output_filename,
+        shown_ranks=tee_ranks,
+        grace_seconds=grace_seconds,
+        verbose=verbose,
+    )
+    prepared = plan.prepare(commands.parse(command), options)
+    if dry_run or verbose:
+        words = [f"{name}={shlex.quote(value)}" for name, value in sorted(prepared.variables.items())]
+        click.echo(" ".join([*words, shlex.join(prepared.arguments)]), err=not dry_run)
+    if dry_run:
+        return 0
+    if verbose:
+        click.echo(f"hvdliterun: {prepared.mpi.vendor} {prepared.mpi.version}, library {prepared.mpi.libmpi}", err=True)
+    plan.announce(prepared)
+    return plan.execute(prepared, options)
+
+
+_PARAMETERS: list[Any] = [
+    click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", callback=_size, help="number of ranks (required)"),
+    click.Option(["--no-prefix"], is_flag=True, help="do not put [rank] before each line"),
+    click.Option(["--output-filename"], type=click.Path(path_type=Path), metavar="DIR", help="also write DIR/rank.N/stdout and stderr"),
+    click.Option(["--tee-ranks"], metavar="0,1", callback=_ranks, help="show only these ranks' output"),
+    click.Option(["--grace-seconds"], type=click.FloatRange(min=0), default=30.0, show_default=True, help="from SIGTERM to SIGKILL"),
+    click.Option(["--dry-run"], is_flag=True, help="print the command line of MPI's launcher and stop"),
+    click.Option(["--verbose", "-v"], is_flag=True, help="say which MPI is used, how it is called, and what its launcher says"),
+]
+
+command = _Run(
+    "run",
+    params=[*_PARAMETERS, *_knobs(), click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
+    callback=_run,
+    help=_run.__doc__,
+    short_help="Run a command on several ranks.",
+    context_settings={"allow_interspersed_args": False, "max_content_width": 120},
+)

@@ -1,0 +1,142 @@
+"""From what the user asked for to a running job: which Python, which MPI, which environment, which folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import settings
+from ..errors import LaunchError, SettingError
+from . import mpiexec
+from .command import Command
+from .job import Job
+from .output import Output, warn
+from .worker import STDIN
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a command; the fields are the launcher's flags."""
+
+    size: int
+    knobs: Mapping[str, str] = field(default_factory=dict)  # HVDLITE_ variables
+    prefix: bool = True
+    output_folder: Path | None = None
+    shown_ranks: frozenset[int] | None = None  # whose output is shown; None: everybody's
+    grace_seconds: float = 30.0
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command line, and the variables it gets beyond those of this process."""
+
+    mpi: mpiexec.Installation
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def prepare(command: Command, options: Options) -> Plan:
+    """Find the MPI and build the command line.
+
+    Raises:
+        LaunchError: there is no usable MPI.
+    """
+    command, answer, notes = _with_hvdlite(command)
+    mpi = mpiexec.find(answer)
+    cores, size = len(os.sched_getaffinity(0)), options.size
+    present = settings.snapshot()
+    threads = str(max(1, cores // size))
+    needed = {**mpiexec.environment(mpi, size, cores=cores, is_root=os.geteuid() == 0), "OMP_NUM_THREADS": threads}
+    variables = {name: value for name, value in needed.items() if name not in present}
+    variables |= {"PYTHONUNBUFFERED": "1", settings.env_name("size"): str(size), **options.knobs, **_terminal(size, present)}
+    if "OMP_NUM_THREADS" in variables:
+        notes.append(f"OMP_NUM_THREADS={threads} for each of {size} ranks on {cores} cores; set it yourself to change that")
+    if size > cores:
+        notes.append(f"{size} ranks share {cores} cores: they run, but slowly")
+    return Plan(mpi, (*mpiexec.arguments(mpi, size), *command.worker()), variables, tuple(notes))
+
+
+def execute(plan: Plan, options: Options) -> int:
+    """Run the job and return its exit code."""
+    environment = settings.snapshot()
+    settings.scrub_launcher_variables(environment)  # a job started inside a job is a job of its own
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="hvdlite-"))
+    except OSError as error:
+        raise LaunchError(f"no folder for the job can be made in {tempfile.gettempdir()} ({error}); free space is expected there; set TMPDIR") from None
+    try:
+        environment |= {**plan.variables, settings.env_name("job_dir"): str(directory)}
+        job = Job(plan.arguments, environment, options.size, directory, grace_seconds=options.grace_seconds, verbose=options.verbose)
+        try:
+            output = Output(
+                directory,
+                options.size,
+                prefix=options.prefix and options.size > 1,
+                folder=options.output_folder,
+                shown=options.shown_ranks,
+                on_broken=job.stop_because_nobody_reads,
+            )
+        except OSError as error:
+            raise SettingError(f"cannot write to {options.output_folder} ({error}); a folder is expected; choose another --output-filename") from None
+        return job.run(output, _feeder(directory))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:
+    """The command, run by a Python that has hvdlite: the one it names if possible, ours otherwise."""
+    try:
+        return command, mpiexec.probe(command.python), []
+    except LaunchError:
+        if command.python == sys.executable:
+            raise
+        note = f"{command.python} cannot run hvdlite; using {sys.executable} instead"
+        return replace(command, python=sys.executable), mpiexec.probe(sys.executable), [note]
+
+
+def _terminal(size: int, present: Mapping[str, str]) -> dict[str, str]:
+    """The size of our terminal, which the ranks cannot see, less the prefix."""
+    if not os.isatty(1) or "COLUMNS" in present:
+        return {}
+    columns, lines = shutil.get_terminal_size()
+    prefix = len(f"[{size - 1}] ") if size > 1 else 0
+    return {"COLUMNS": str(max(20, columns - prefix)), "LINES": str(lines)}
+
+
+def _feeder(directory: Path) -> Callable[[], None]:
+    """Make the pipe that is rank 0's stdin, and return what fills it from ours; no pipe if we have no stdin to give."""
+    if not _has_stdin():
+        return lambda: None
+    path = directory / STDIN
+    os.mkfifo(path, 0o600)
+
+    def pump() -> None:
+        try:
+            with path.open("wb", buffering=0) as pipe:
+                while data := os.read(0, 65536):
+                    pipe.write(data)
+        except OSError:  # rank 0 closed its stdin, or ours became unreadable
+            return
+
+    return lambda: threading.Thread(target=pump, name="hvdlite-stdin", daemon=True).start()
+
+
+def _has_stdin() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp() if os.isatty(0) else os.fstat(0).st_rdev != os.stat(os.devnull).st_rdev
+    except OSError:
+        return False
+
+
+def announce(plan: Plan) -> None:
+    """Say what the user should know before the ranks speak."""
+    for note in plan.notes:
+        warn(note)
