@@ -6,11 +6,11 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NoReturn
 
 import click
 
+from .. import __version__
 from ..errors import HvdliteError, SettingError
 
 
@@ -40,16 +40,8 @@ class _Verbs(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"hvdlite {version()}")
+        click.echo(f"hvdlite {__version__}")
         ctx.exit()
-
-
-def version() -> str:
-    """The installed version; a source tree that is not installed has none."""
-    try:
-        return metadata.version("hvdlite")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _verb(name: str) -> click.Command:
