@@ -23,11 +23,12 @@ else:
         Sparse,
         Tensor,
     )
-    from ._feedback import ErrorFeedback
+    from ._feedback import RESIDUAL, ErrorFeedback
     from ._load import load, names
     from ._simulate import Simulated, simulate
 
     __all__ = [
+        "RESIDUAL",
         "AllGather",
         "AllReduce",
         "AllToAll",

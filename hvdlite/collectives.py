@@ -1,291 +1,131 @@
-"""The collectives on arrays: what they ask of the transport, step by step, and what ranks must agree on first.
+"""The collectives on arrays, as a program calls them. The frameworks' adapters stand on these, and numpy users call them directly.
 
-Frameworks' adapters turn tensors into arrays and come here; results are written into the arrays that were handed in, where a collective
-keeps the shape.
+A ``name`` identifies a tensor across ranks: ranks may submit differently named tensors in any order. Without a name, the n-th unnamed
+call of a kind belongs together on all ranks.
 """
 
 from __future__ import annotations
 
-import enum
-import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import pickle
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
-from .compression import AllGather, AllReduce, Broadcast, Bucket, Compressor
-from .compression._two_sided import Cast, two_sided
-from .engine import Program
+from .arrays import Array, dtype_name
+from .compression import Compressor, load
+from .engine import Handle
 from .errors import SettingError
-from .negotiation import Signature
+from .operations import (
+    AllGatherOperation,
+    AllReduceOperation,
+    Average,
+    BarrierOperation,
+    BroadcastOperation,
+    ReduceOp,
+    check_reducible,
+)
+from .world import world
 
 
-class ReduceOp(enum.IntEnum):
-    """How ranks are combined; the numbers are Horovod's."""
+def allreduce_async(
+    arrays: Sequence[Array],
+    *,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str | Compressor | None = None,
+) -> Handle:
+    """Combine contiguous arrays over the ranks, in place, as one unit.
 
-    Average = 0
-    Sum = 1
-    Min = 3
-    Max = 4
-    Product = 5
-
-
-Average, Sum, Min, Max, Product = ReduceOp
-
-_MPI_OP: dict[ReduceOp, Literal["sum", "min", "max", "product"]] = {Average: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-
-
-@dataclass
-class AllReduceOperation:
-    """Combine arrays over the ranks, in place: one tensor, a group that travels together, or a bucket of gradients.
-
-    ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
+    Args:
+        arrays: one array, or a group that is only complete together; the same shapes and dtypes on every rank.
+        name: identifies the call across ranks.
+        op: Average, Sum, Min, Max or Product. 16-bit floats are summed in float32.
+        prescale_factor: multiplies before the reduction.
+        postscale_factor: multiplies after it.
+        compression: a spec such as ``"fp16"``, or a compressor whose state lives as long as the object.
     """
-
-    name: str
-    arrays: list[Array]
-    op: ReduceOp
-    num_ranks: int
-    rank: int
-    prescale: float = 1.0
-    postscale: float = 1.0
-    compressor: Compressor | None = None
-    layout: Sequence[tuple[str, tuple[int, ...]]] = ()
-    signature: Signature = field(init=False)
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.compressor is not None and self.op not in (Average, Sum):
-            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; Average or Sum is expected; reduce it uncompressed")
-        shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
-        self.nbytes = sum(int(a.nbytes) for a in self.arrays)
-        self.signature = Signature(
-            name=self.name,
-            kind="allreduce",
-            tensors=tuple(n for n, _ in self.layout),
-            shapes=tuple(s for _, s in shapes),
-            dtypes=tuple(dtype_name(a) for a in self.arrays),
-            op=self.op.name,
-            prescale=self.prescale,
-            postscale=self.postscale,
-            compression="none" if self.compressor is None else self.compressor.signature,
-        )
-
-    def vote(self) -> bool:
-        """Only what is going to be encoded must be finite; plain sums carry NaN and infinity by themselves."""
-        if self.compressor is None or self.compressor.any_dtype:
-            return True
-        return all(ops(a).all_finite(a) for a in self.arrays)
-
-    def fusion_key(self) -> Hashable | None:
-        """Plain reductions of one kind run together."""
-        if self.compressor is not None or self.layout:
-            return None
-        return (self.op, self.prescale, self.postscale)
-
-    def program(self, finite: bool) -> Program:
-        """Reduce; when some rank holds NaN or infinity, every rank gets NaN and no compressor hears of it."""
-        if not finite:
-            for array in self.arrays:
-                array[...] = math.nan
-        else:
-            for part in self._parts([self]):
-                yield from part
-        return self.arrays
-
-    def fused(self, operations: Sequence[AllReduceOperation]) -> Program:
-        """Reduce the arrays of several operations together, those of one dtype in one message."""
-        for part in self._parts(operations):
-            yield from part
-        return [operation.arrays for operation in operations]
-
-    def _parts(self, operations: Sequence[AllReduceOperation]) -> Iterator[Program]:
-        arrays = [(op.name, array) for op in operations for array in op.arrays]
-        groups: dict[tuple[str, bool], list[tuple[str, Array]]] = {}
-        for number, (name, array) in enumerate(arrays):
-            accepted = self.compressor is not None and (bool(self.layout) or self.compressor.accepts(array.shape))
-            key = name if len(arrays) == 1 else f"{name}[{number}]"
-            groups.setdefault((dtype_name(array), accepted), []).append((key, array))
-        for (_, accepted), group in groups.items():
-            yield self._reduced(group, self.compressor if accepted else None)
-
-    def _reduced(self, group: list[tuple[str, Array]], compressor: Compressor | None) -> Program:
-        """Reduce arrays of one dtype as one vector."""
-        xp = ops(group[0][1])
-        flat = group[0][1].reshape(-1) if len(group) == 1 else xp.concat([a for _, a in group])
-        if self.prescale != 1.0:
-            _scale(flat, self.prescale)
-        layout = self.layout or [(name, tuple(a.shape)) for name, a in group]
-        if compressor is not None:
-            yield from self._compressed(flat, layout, compressor)
-        else:
-            yield from self._plain(flat)
-        if len(group) > 1:
-            start = 0
-            for _, array in group:
-                array[...] = flat[start : start + array.size].reshape(array.shape)
-                start += array.size
-
-    def _plain(self, flat: Array) -> Program:
-        dtype, op = dtype_name(flat), _MPI_OP[self.op]
-        if dtype in NARROW_FLOATS:
-            factor = self.postscale / (self.num_ranks if self.op is Average else 1)
-            result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
-            flat[...] = result
-            return
-        if dtype == "bool":
-            flat = flat.view(np.uint8)
-        yield AllReduce(flat, op)
-        if self.op is Average:
-            _divide(flat, self.num_ranks)
-        if self.postscale != 1.0:
-            _scale(flat, self.postscale)
-
-    def _compressed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor) -> Program:
-        xp, dtype = ops(flat), dtype_name(flat)
-        given = flat if compressor.any_dtype else xp.cast(flat, "float32")
-        mean, _ = yield from compressor.exchange(Bucket.of(given, layout, self.rank, self.num_ranks))
-        if mean is not flat:
-            flat[...] = xp.cast(mean, dtype)
-        factor = self.postscale * (self.num_ranks if self.op is Sum else 1)
-        if factor != 1.0:
-            _scale(flat, factor)
+    current = world()
+    name = name or current.auto_name("allreduce")
+    op = ReduceOp(op)
+    for array in arrays:
+        check_reducible(name, dtype_name(array), op, prescale_factor, postscale_factor)
+    topology = current.topology
+    return current.engine.submit(
+        AllReduceOperation(name, list(arrays), op, topology.size, topology.rank, prescale_factor, postscale_factor, as_compressor(compression))
+    )
 
 
-@dataclass
-class AllGatherOperation:
-    """Concatenate arrays of all ranks along the first dimension, which may differ."""
+def allgather_async(array: Array, *, name: str | None = None) -> Handle:
+    """Concatenate the ranks' arrays along the first dimension, which may differ. The handle gives ``(array, lengths by rank)``."""
+    current = world()
+    return current.engine.submit(AllGatherOperation(name or current.auto_name("allgather"), array, current.topology.size))
 
-    name: str
-    array: Array
-    num_ranks: int
-    signature: Signature = field(init=False)
-    nbytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        if len(self.array.shape) == 0:
-            raise SettingError(f"{self.name!r} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)")
-        self.nbytes = int(self.array.nbytes)
-        self.signature = Signature(name=self.name, kind="allgather", shapes=((-1, *self.array.shape[1:]),), dtypes=(dtype_name(self.array),))
+def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None = None, names: Sequence[str] = ()) -> Handle:
+    """Copy contiguous arrays of ``root_rank`` to every rank, in place. ``names`` of the arrays serve error messages."""
+    current = world()
+    if not 0 <= root_rank < current.topology.size:
+        raise SettingError(f"root_rank={root_rank} does not exist; a rank from 0 to {current.topology.size - 1} is expected")
+    layout = [(n, tuple(a.shape)) for n, a in zip(names, arrays, strict=True)] if names else ()
+    return current.engine.submit(BroadcastOperation(name or current.auto_name("broadcast"), list(arrays), root_rank, layout))
 
-    def vote(self) -> bool:
-        """Values do not matter."""
-        return True
 
-    def fusion_key(self) -> Hashable | None:
-        """Runs alone."""
+def barrier() -> None:
+    """Return when every rank has called it."""
+    current = world()
+    current.engine.submit(BarrierOperation(current.auto_name("barrier"))).wait()
+
+
+def allreduce(array: Array, *, name: str | None = None, op: ReduceOp = Average, compression: str | Compressor | None = None) -> Array:
+    """A new array: the ranks' arrays combined."""
+    result = np.array(array)
+    allreduce_async([result], name=name, op=op, compression=compression).wait()
+    return result
+
+
+def allgather(array: Array, *, name: str | None = None) -> Array:
+    """A new array: the ranks' arrays, one after the other."""
+    return allgather_async(np.ascontiguousarray(array), name=name).wait()[0]
+
+
+def broadcast(array: Array, root_rank: int, *, name: str | None = None) -> Array:
+    """A new array: that of ``root_rank``."""
+    result = np.array(array)
+    broadcast_async([result], root_rank, name=name).wait()
+    return result
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Any picklable object of ``root_rank``, on every rank."""
+    current = world()
+    name = name or current.auto_name("broadcast_object")
+    is_root = current.topology.rank == root_rank
+    raw = np.frombuffer(pickle.dumps(obj), np.uint8).copy() if is_root else np.empty(0, np.uint8)
+    length = np.array([raw.size], np.int64)
+    broadcast_async([length], root_rank, name=f"{name}.length").wait()
+    if not is_root:
+        raw = np.empty(int(length[0]), np.uint8)
+    broadcast_async([raw], root_rank, name=f"{name}.bytes").wait()
+    return obj if is_root else pickle.loads(raw.tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The ranks' objects, in the order of ranks."""
+    name = name or world().auto_name("allgather_object")
+    whole, lengths = allgather_async(np.frombuffer(pickle.dumps(obj), np.uint8).copy(), name=name).wait()
+    ends = np.cumsum(lengths)
+    return [pickle.loads(whole[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+
+
+def as_compressor(compression: str | Compressor | None) -> Compressor | None:
+    """What a user may pass as compression, as a compressor; None for no compression at all."""
+    if isinstance(compression, str):
+        compression = load(compression)
+    if compression is None or compression.spec == "none":
         return None
-
-    def program(self, finite: bool) -> Program:
-        """First the lengths, then the bytes. Returns ``(whole array, first dimension of each rank)``."""
-        xp, rest, dtype = ops(self.array), tuple(self.array.shape[1:]), dtype_name(self.array)
-        lengths = [int(n[0]) for (n,) in (yield AllGather((np.array([self.array.shape[0]], np.int64),)))]
-        raw = xp.as_bytes(self.array)
-        row_bytes = math.prod(rest) * self.array.dtype.itemsize
-        rows = yield AllGather((raw,), tuple(n * row_bytes for n in lengths))
-        return xp.from_bytes(xp.concat([row for (row,) in rows]), dtype, (sum(lengths), *rest)), lengths
-
-    def fused(self, operations: Sequence[Any]) -> Program:
-        """Never asked for."""
-        raise AssertionError("allgathers are not fused")
-
-
-@dataclass
-class BroadcastOperation:
-    """Copy arrays of one rank to all, in place."""
-
-    name: str
-    arrays: list[Array]
-    root: int
-    layout: Sequence[tuple[str, tuple[int, ...]]] = ()
-    signature: Signature = field(init=False)
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.nbytes = sum(int(a.nbytes) for a in self.arrays)
-        self.signature = Signature(
-            name=self.name,
-            kind="broadcast",
-            tensors=tuple(n for n, _ in self.layout),
-            shapes=tuple(tuple(a.shape) for a in self.arrays),
-            dtypes=tuple(dtype_name(a) for a in self.arrays),
-            root=self.root,
-        )
-
-    def vote(self) -> bool:
-        """Values do not matter."""
-        return True
-
-    def fusion_key(self) -> Hashable | None:
-        """Runs alone."""
-        return None
-
-    def program(self, finite: bool) -> Program:
-        """Small arrays of one dtype travel together."""
-        for array in self.arrays:
-            yield Broadcast(array, self.root)
-        return self.arrays
-
-    def fused(self, operations: Sequence[Any]) -> Program:
-        """Never asked for."""
-        raise AssertionError("broadcasts are not fused")
-
-
-@dataclass
-class BarrierOperation:
-    """Nothing moves: that all ranks agreed is the barrier."""
-
-    name: str
-    signature: Signature = field(init=False)
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.signature = Signature(name=self.name, kind="barrier")
-
-    def vote(self) -> bool:
-        """There are no values."""
-        return True
-
-    def fusion_key(self) -> Hashable | None:
-        """Runs alone."""
-        return None
-
-    def program(self, finite: bool) -> Program:
-        """Done as soon as it begins."""
-        yield from ()
-
-    def fused(self, operations: Sequence[Any]) -> Program:
-        """Never asked for."""
-        raise AssertionError("barriers are not fused")
-
-
-def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postscale: float) -> None:
-    """Raise :class:`hvdlite.errors.SettingError` for what no reduction can mean."""
-    if dtype == "bool" and op not in (Min, Max):
-        raise SettingError(f"{name!r} is boolean, and op={op.name} of booleans has no meaning; Max (any) or Min (all) is expected; convert it to an integer type to count")
-    if dtype.startswith("complex") and op in (Min, Max):
-        raise SettingError(f"{name!r} is complex, and op={op.name} needs an order; Sum, Average or Product is expected")
-    for what, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
-        if not math.isfinite(value):
-            raise SettingError(f"{what}={value} for {name!r}; a finite number is expected")
-
-
-def _divide(flat: Array, divisor: int) -> None:
-    """In place; integers are divided exactly and truncated, as Horovod does."""
-    if is_floating(dtype_name(flat)):
-        flat /= divisor
-    else:
-        flat[...] = np.trunc(np.asarray(flat, np.float64) / divisor)
-
-
-def _scale(flat: Array, factor: float) -> None:
-    """In place, for any dtype; integers are scaled in double precision and truncated."""
-    dtype = dtype_name(flat)
-    if dtype in NARROW_FLOATS:
-        flat[...] = ops(flat).cast(ops(flat).cast(flat, "float32") * factor, dtype)
-    elif is_floating(dtype):
-        flat *= flat.dtype.type(factor)
-    else:
-        flat[...] = np.trunc(np.asarray(flat, np.float64) * factor)
+    if isinstance(compression, Compressor):
+        return compression
+    raise SettingError(f"compression={compression!r} is a {type(compression).__name__}; a spec such as 'powersgd:rank=4' or a Compressor is expected")

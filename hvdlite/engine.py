@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from .compression import Request
 from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
-from .negotiation import Agreement, Negotiator, Signature
+from .negotiation import Agreement, Negotiator, Vote
 from .settings import Settings
 from .stalls import StallWatch
 from .telemetry.last import LastCollective
@@ -33,14 +33,16 @@ Program: TypeAlias = Generator[Request, Any, Any]
 class Operation(Protocol):
     """A collective that a user asked for."""
 
-    signature: Signature
+    name: str
+    kind: ClassVar[str]
+    signature: bytes
     nbytes: int
 
-    def vote(self) -> bool:
-        """Whether this rank's values are finite, or that does not matter. Called once, on the communication thread."""
+    def vote(self) -> Vote:
+        """What holds for it on this rank. Called once, on the communication thread."""
 
-    def program(self, finite: bool) -> Program:
-        """Run it; ``finite`` is what all ranks voted."""
+    def program(self, vote: Vote) -> Program:
+        """Run it; ``vote`` is what holds on every rank."""
 
     def fusion_key(self) -> Hashable | None:
         """Ready neighbours with the same key may run as one; None: this one runs alone."""
@@ -83,14 +85,17 @@ class Handle:
 @dataclass
 class _Submission:
     operation: Operation
-    signature: bytes
     handle: Handle
     since: float = field(default_factory=time.monotonic)
-    finite: bool = True
+    vote: Vote = Vote.ALL
 
     @property
     def name(self) -> str:
-        return self.handle.name
+        return self.operation.name
+
+    @property
+    def signature(self) -> bytes:
+        return self.operation.signature
 
 
 class _Running:
@@ -159,7 +164,7 @@ class Engine:
             DuplicateNameError: its name is in flight on this rank.
             PeerLeftError: another rank has finished.
         """
-        submission = _Submission(operation, operation.signature.encode(), Handle(operation.signature.name))
+        submission = _Submission(operation, Handle(operation.name))
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -231,7 +236,7 @@ class Engine:
         moved = bool(self._inbox)
         while self._inbox:
             submission = self._inbox.popleft()
-            submission.finite = submission.operation.vote()
+            submission.vote = submission.operation.vote()
             self._negotiator.add(submission)
             self._next_round_at = 0.0
         return moved
@@ -278,15 +283,15 @@ class Engine:
             self._fail(waiting, error)
             self._negotiator.clear()
 
-    def _schedule(self, ready: Sequence[tuple[str, bool]]) -> None:
+    def _schedule(self, ready: Sequence[tuple[str, Vote]]) -> None:
         """Deal agreed operations to the lanes in turn; neighbours that may be fused travel together."""
         group: list[_Submission] = []
         key: Hashable | None = None
         size = 0
-        for name, finite in ready:
+        for name, vote in ready:
             submission = self._in_flight[name]
-            submission.finite = finite
-            its_key = submission.operation.fusion_key() if finite else None
+            submission.vote = vote
+            its_key = submission.operation.fusion_key() if vote == Vote.ALL else None
             full = size + submission.operation.nbytes > self._settings.fusion_threshold_bytes
             if group and (its_key is None or its_key != key or full):
                 self._deal(group)
@@ -320,8 +325,8 @@ class Engine:
 
     def _begin(self, group: list[_Submission], lane: int) -> _Running:
         operation = group[0].operation
-        self._last.write(operation.signature.kind, group[0].name)
-        program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].finite)
+        self._last.write(operation.kind, group[0].name)
+        program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].vote)
         return _Running(program, self._transport, lane, self._metrics, group)
 
     def _complete(self, running: _Running) -> None:
@@ -348,7 +353,11 @@ class Engine:
             submission.handle.fail(error)
 
     def _break_down(self, cause: BaseException) -> None:
-        error = cause if isinstance(cause, HorovodInternalError) else EngineError(f"the communication thread failed: {type(cause).__name__}: {cause}; no collective can follow")
+        error = (
+            cause
+            if isinstance(cause, HorovodInternalError)
+            else EngineError(f"the communication thread failed: {type(cause).__name__}: {cause}; no collective can follow")
+        )
         error.__cause__ = cause if error is not cause else error.__cause__
         with self._lock:
             self._refusal = EngineError(str(error))

@@ -10,9 +10,12 @@ The round is a generator that yields the same requests as a compressor, so it is
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import Any, Protocol
 
 import msgspec
@@ -49,9 +52,20 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
         return _ENCODER.encode(self)
 
 
+class Vote(enum.IntFlag):
+    """What holds for a submission on this rank; the agreement says what holds on every rank."""
+
+    NONE = 0
+    FINITE = 1
+    """No NaN or infinity, or it does not matter."""
+    COMPLETE = 2
+    """Every part of the bucket has a gradient."""
+    ALL = 3
+
+
 class _Detail(msgspec.Struct, array_like=True, frozen=True):
     signature: bytes
-    finite: bool
+    vote: int
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -78,20 +92,22 @@ class Submitted(Protocol):
     @property
     def name(self) -> str:
         """Unique among the submissions in flight."""
+
     @property
     def signature(self) -> bytes:
         """An encoded :class:`Signature`."""
+
     @property
-    def finite(self) -> bool:
-        """This rank's vote: its values are finite, or finiteness does not matter."""
+    def vote(self) -> Vote:
+        """What holds for it on this rank."""
 
 
 @dataclass
 class Agreement:
     """What one round settled, the same on every rank."""
 
-    ready: list[tuple[str, bool]] = field(default_factory=list)
-    """``(name, finite on every rank)``, in the order in which every rank runs them."""
+    ready: list[tuple[str, Vote]] = field(default_factory=list)
+    """``(name, what holds on every rank)``, in the order in which every rank runs them."""
     failed: list[tuple[str, HorovodInternalError]] = field(default_factory=list)
     leaving: frozenset[int] = frozenset()
 
@@ -145,48 +161,48 @@ class Negotiator:
         answer = yield AllReduce(self._vector(bool(new)), "band")
         agreement = self._read(answer)
         if not answer[0] & np.uint64(1):  # some rank cleared the bit: it has news
-            details = _ENCODER.encode([_Detail(s.signature, s.finite) for s in new])
+            details = _ENCODER.encode([_Detail(s.signature, s.vote) for s in new])
             self._told.update(s.name for s in new)
             mine = np.array([len(details)], np.int64)
             sizes = tuple(int(size[0]) for (size,) in (yield AllGather((mine,))))
             if max(sizes) > MAX_DETAILS_BYTES:
-                raise EngineError(f"a rank announced {max(sizes)} bytes of tensor details; at most {MAX_DETAILS_BYTES} are expected; use shorter or fewer names")
+                raise EngineError(
+                    f"a rank announced {max(sizes)} bytes of tensor details; at most {MAX_DETAILS_BYTES} are expected; use shorter or fewer names"
+                )
             rows = yield AllGather((np.frombuffer(details, np.uint8).copy(),), sizes)
             self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in enumerate(rows)], agreement)
         return agreement
 
-    # --- the vector: word 0 flags, then who is leaving (bits cleared), then ready, then finite ---
+    # --- the vector: word 0 news (cleared), then who is leaving (cleared), then a plane of bits each for ready and for every vote ---
 
     def _vector(self, has_news: bool) -> Array:
         leaving_words, slot_words = self._layout()
-        vector = np.zeros(1 + leaving_words + 2 * slot_words, np.uint64)
+        vector = np.zeros(1 + leaving_words + 3 * slot_words, np.uint64)
         vector[0] = 0 if has_news else 1
         vector[1 : 1 + leaving_words] = _ALL
         if self.leaving:
             vector[1 + self.rank // _WORD] &= ~_bit(self.rank)
-        ready = vector[1 + leaving_words : 1 + leaving_words + slot_words]
-        finite = vector[1 + leaving_words + slot_words :]
-        finite[:] = _ALL
+        ready, finite, complete = vector[1 + leaving_words :].reshape(3, slot_words)
         for submission in self._pending.values():
             if self._is_known(submission):
                 slot = self._known[submission.name][0]
-                ready[slot // _WORD] |= _bit(slot)
-                if not submission.finite:
-                    finite[slot // _WORD] &= ~_bit(slot)
+                for plane, holds in ((ready, True), (finite, Vote.FINITE in submission.vote), (complete, Vote.COMPLETE in submission.vote)):
+                    if holds:
+                        plane[slot // _WORD] |= _bit(slot)
         return vector
 
     def _read(self, vector: Array) -> Agreement:
         leaving_words, slot_words = self._layout()
-        leaving = frozenset(_set_bits(~vector[1 : 1 + leaving_words])) if leaving_words else frozenset()
-        agreement = Agreement(leaving=leaving)
-        ready = vector[1 + leaving_words : 1 + leaving_words + slot_words]
-        finite = vector[1 + leaving_words + slot_words :]
+        agreement = Agreement(leaving=frozenset(_set_bits(~vector[1 : 1 + leaving_words])))
+        ready, finite, complete = vector[1 + leaving_words :].reshape(3, slot_words)
         for slot in _set_bits(ready):
             name = self._slots[slot]
             assert name is not None
             self._known.move_to_end(name)
             del self._pending[name]
-            agreement.ready.append((name, bool(finite[slot // _WORD] & _bit(slot))))
+            word, bit = slot // _WORD, _bit(slot)
+            vote = (Vote.FINITE if finite[word] & bit else Vote.NONE) | (Vote.COMPLETE if complete[word] & bit else Vote.NONE)
+            agreement.ready.append((name, vote))
         return agreement
 
     def _layout(self) -> tuple[int, int]:
@@ -212,7 +228,7 @@ class Negotiator:
                 agreement.failed.append((name, error))
             else:
                 self._remember(name, by_rank[0].signature)
-                agreement.ready.append((name, all(d.finite for d in by_rank.values())))
+                agreement.ready.append((name, reduce(and_, (Vote(d.vote) for d in by_rank.values()))))
 
     def _remember(self, name: str, signature: bytes) -> None:
         if len(self._known) >= self._capacity:
@@ -244,7 +260,9 @@ def _decode_details(rank: int, raw: bytes) -> list[_Detail]:
     try:
         return _DETAILS.decode(raw)
     except msgspec.MsgspecError as cause:
-        raise EngineError(f"rank {rank} sent details that cannot be read ({cause}); the same version of hvdlite is expected on every rank; check with hvdlite doctor") from cause
+        raise EngineError(
+            f"rank {rank} sent details that cannot be read ({cause}); the same version of hvdlite is expected on every rank; check with hvdlite doctor"
+        ) from cause
 
 
 def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError | None:

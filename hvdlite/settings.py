@@ -28,7 +28,7 @@ def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), at_least:
 class Settings:
     """The knobs and their values in this process."""
 
-    compression: str = setting("none", "compressor of gradients, e.g. powersgd:rank=4")
+    compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
     transport: str = setting("auto", "how ranks talk: auto, local (one process) or mpi", choices=("auto", "local", "mpi"))
     bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1)
     fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0)

@@ -112,7 +112,9 @@ class StallWatch:
                 lines.append(f"  rank {rank}: does not answer (stopped, or lost)")
             elif missing := [n for n in names if n not in tell.has]:
                 waits = f"waits for {_listed(tell.waits_for)}" if tell.waits_for else "waits for nothing"
-                lines.append(f"  rank {rank} (host {tell.host}, pid {tell.pid}): has not submitted {_listed(missing)}; it {waits}; its main thread is at {tell.where}")
+                lines.append(
+                    f"  rank {rank} (host {tell.host}, pid {tell.pid}): has not submitted {_listed(missing)}; it {waits}; its main thread is at {tell.where}"
+                )
         if len(lines) == 1:
             lines.append("  no rank in particular: all have submitted it, the network does not deliver")
         return "\n".join(lines)
@@ -123,7 +125,9 @@ def where_is_the_main_thread() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     own = (os.path.dirname(__file__), sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])
     innermost = frame
-    while frame is not None and (frame.f_code.co_filename.startswith(own) or "site-packages" in frame.f_code.co_filename or frame.f_code.co_filename.startswith("<")):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(own) or "site-packages" in frame.f_code.co_filename or frame.f_code.co_filename.startswith("<")
+    ):
         frame = frame.f_back
     found = frame or innermost
     return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}" if found else "an unknown place"

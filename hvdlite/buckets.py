@@ -1,0 +1,200 @@
+"""Gradients travel in static buckets: which parameters go together, their memory, and when a bucket is sent.
+
+A parameter's gradient is copied once, into its bucket, and from then on *is* a view of it. The layout is reverse order at first (the
+backward pass starts at the end), and from the second step on the order in which rank 0 really saw the gradients become ready. A full
+bucket is one submission: few names to negotiate, a composition that never varies (so top-k and error feedback are reproducible), and the
+wire starts while the backward pass goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .arrays import Array, numpy_dtype
+from .compression import Compressor
+from .engine import Handle
+from .operations import AllReduceOperation, Average, BroadcastOperation, ReduceOp
+from .world import World
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the layout must know of a parameter. ``group``: parameters of one group share a bucket of their own."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: int | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Entries of the parameter."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gradient."""
+        return self.num_elements * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Parameters that travel together, and whether they are compressed."""
+
+    parameters: tuple[Parameter, ...]
+    compressed: bool
+
+
+def plan(parameters: Sequence[Parameter], compressor: Compressor | None, bucket_bytes: int) -> list[BucketPlan]:
+    """Deal parameters, in the order of readiness, to buckets of about ``bucket_bytes``.
+
+    What the compressor does not accept (1-D and tiny tensors) goes dense into one bucket a dtype, whatever its size: a message more
+    costs more than the bytes.
+    """
+    closed: list[BucketPlan] = []
+    open_buckets: dict[tuple[object, ...], list[Parameter]] = {}
+    for parameter in parameters:
+        accepted = compressor is None or compressor.accepts(parameter.shape)
+        key = (parameter.dtype, accepted, parameter.group)
+        members = open_buckets.setdefault(key, [])
+        members.append(parameter)
+        if accepted and parameter.group is None and sum(p.nbytes for p in members) >= bucket_bytes:
+            closed.append(BucketPlan(tuple(open_buckets.pop(key)), compressor is not None))
+    rest = [BucketPlan(tuple(members), compressor is not None and bool(key[1])) for key, members in open_buckets.items()]
+    return closed + rest
+
+
+@dataclass
+class _Bucket:
+    name: str
+    plan: BucketPlan
+    flat: Array
+    views: dict[str, Array]
+    ready: set[str] = field(default_factory=set)
+    handle: Handle | None = None
+    operation: AllReduceOperation | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        return [p.name for p in self.plan.parameters if p.name not in self.ready]
+
+
+class GradientBuckets:
+    """The gradients of one optimizer, and their exchange."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        parameters: Sequence[Parameter],
+        compressor: Compressor | None,
+        *,
+        op: ReduceOp = Average,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ):
+        self._world, self._name = world, name
+        self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
+        self._lock = threading.Lock()
+        self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
+        self._parameters = {p.name: p for p in reversed(parameters)}
+        self._lay_out()
+
+    def view(self, name: str) -> Array:
+        """The memory of a parameter's gradient, in its shape."""
+        return self._bucket_of[name].views[name]
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something was submitted and :meth:`finish` was not called."""
+        return any(b.handle is not None for b in self._buckets)
+
+    @property
+    def plans(self) -> list[BucketPlan]:
+        """The layout."""
+        return [b.plan for b in self._buckets]
+
+    def mark_ready(self, name: str) -> None:
+        """The gradient of ``name`` lies in its view; a bucket that is full now goes out."""
+        with self._lock:
+            bucket = self._bucket_of[name]
+            bucket.ready.add(name)
+            if self._observed is not None:
+                self._observed.append(name)
+            full = len(bucket.ready) == len(bucket.plan.parameters)
+        if full:
+            self._submit(bucket)
+
+    def finish(self) -> frozenset[str]:
+        """Send what is not full, with zeros where this rank has no gradient, and wait for all.
+
+        Returns:
+            The parameters for which no rank had a gradient.
+        """
+        for bucket in self._buckets:
+            if bucket.handle is None:
+                for name in bucket.missing:
+                    bucket.views[name][...] = 0
+                self._submit(bucket)
+        absent: frozenset[str] = frozenset()
+        with self._world.metrics.exposed():
+            for bucket in self._buckets:
+                assert bucket.handle is not None
+                absent |= bucket.handle.wait()
+        for bucket in self._buckets:
+            bucket.handle = None
+            bucket.ready.clear()
+        if self._observed is not None:
+            self._adopt_order(self._observed)
+            self._observed = None
+        return absent
+
+    def _submit(self, bucket: _Bucket) -> None:
+        compressor = self.compressor if bucket.plan.compressed else None
+        if bucket.operation is None or (compressor is not None and compressor.signature != self._signature):
+            self._signature = "" if compressor is None else compressor.signature
+            layout = [(p.name, p.shape) for p in bucket.plan.parameters]
+            topology = self._world.topology
+            bucket.operation = AllReduceOperation(
+                bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout
+            )
+        bucket.operation.missing = bucket.missing
+        size = self._world.topology.size
+        self._world.metrics.dense_bytes += round(2 * (size - 1) / size * bucket.flat.nbytes)
+        bucket.handle = self._world.engine.submit(bucket.operation)
+
+    def _lay_out(self) -> None:
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[str, _Bucket] = {}
+        self._signature = ""
+        for number, bucket_plan in enumerate(plan(list(self._parameters.values()), self.compressor, self._world.settings.bucket_bytes)):
+            flat = self._world.transport.allocate(sum(p.num_elements for p in bucket_plan.parameters), bucket_plan.parameters[0].dtype)
+            bucket = _Bucket(f"{self._name}.bucket.{number}", bucket_plan, flat, _views(flat, bucket_plan.parameters))
+            self._buckets.append(bucket)
+            self._bucket_of |= dict.fromkeys(bucket.views, bucket)
+
+    def _adopt_order(self, observed: Iterable[str]) -> None:
+        """Lay out anew in rank 0's order; what never became ready there keeps its place at the end."""
+        names = list(self._parameters)
+        place = {name: i for i, name in enumerate(names)}
+        order = list(dict.fromkeys([*observed, *names]))
+        permutation = np.array([place[name] for name in order], np.int64)
+        self._world.engine.submit(BroadcastOperation(f"{self._name}.order", [permutation], 0)).wait()
+        ordered = {names[i]: self._parameters[names[i]] for i in permutation}
+        if list(ordered) != names:
+            self._parameters = ordered
+            self._lay_out()
+
+
+def _views(flat: Array, parameters: Sequence[Parameter]) -> dict[str, Array]:
+    views, start = {}, 0
+    for parameter in parameters:
+        stop = start + parameter.num_elements
+        views[parameter.name] = flat[start:stop].reshape(parameter.shape)
+        start = stop
+    return views

@@ -1,0 +1,286 @@
+"""What each collective asks of the transport, step by step, and what ranks must agree on first.
+
+Results are written into the arrays that were handed in, where a collective keeps the shape.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from .arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
+from .compression import AllGather, AllReduce, Broadcast, Bucket, Compressor
+from .compression._two_sided import Cast, two_sided
+from .engine import Program
+from .errors import SettingError
+from .negotiation import Signature, Vote
+
+
+class ReduceOp(enum.IntEnum):
+    """How ranks are combined; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Min, Max, Product = ReduceOp
+
+_MPI_OP: dict[ReduceOp, Literal["sum", "min", "max", "product"]] = {Average: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+class Operation:
+    """What the collectives share: they run alone, and their values do not matter to the agreement."""
+
+    kind: ClassVar[str]
+    nbytes: int = 0
+
+    def vote(self) -> Vote:
+        """This rank's votes; asked once, on the communication thread."""
+        return Vote.ALL
+
+    def fusion_key(self) -> Hashable | None:
+        """Ready neighbours with the same key may run as one; None: this one runs alone."""
+        return None
+
+    def fused(self, operations: Sequence[Any]) -> Program:
+        """Run several as one; returns the list of their results."""
+        raise AssertionError(f"{self.kind} is never fused")
+
+
+@dataclass
+class AllReduceOperation(Operation):
+    """Combine arrays over the ranks, in place: one tensor, a group that travels together, or a bucket of gradients.
+
+    ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
+    ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
+    """
+
+    name: str
+    arrays: list[Array]
+    op: ReduceOp
+    num_ranks: int
+    rank: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compressor: Compressor | None = None
+    layout: Sequence[tuple[str, tuple[int, ...]]] = ()
+    missing: Collection[str] = ()
+    signature: bytes = field(init=False)
+    nbytes: int = field(init=False)
+    kind: ClassVar[str] = "allreduce"
+
+    def __post_init__(self) -> None:
+        if self.compressor is not None and self.op not in (Average, Sum):
+            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; Average or Sum is expected; reduce it uncompressed")
+        shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
+        self.nbytes = sum(int(a.nbytes) for a in self.arrays)
+        self.signature = Signature(
+            name=self.name,
+            kind=self.kind,
+            tensors=tuple(n for n, _ in self.layout),
+            shapes=tuple(s for _, s in shapes),
+            dtypes=tuple(dtype_name(a) for a in self.arrays),
+            op=self.op.name,
+            prescale=self.prescale,
+            postscale=self.postscale,
+            compression="none" if self.compressor is None else self.compressor.signature,
+        ).encode()
+
+    def vote(self) -> Vote:
+        """Only what is going to be encoded must be finite: plain sums carry NaN and infinity by themselves."""
+        encodes = self.compressor is not None and not self.compressor.any_dtype
+        finite = not encodes or all(ops(a).all_finite(a) for a in self.arrays)
+        return (Vote.FINITE if finite else Vote.NONE) | (Vote.NONE if self.missing else Vote.COMPLETE)
+
+    def fusion_key(self) -> Hashable | None:
+        """Plain reductions of one kind run together."""
+        if self.compressor is not None or self.layout:
+            return None
+        return (self.op, self.prescale, self.postscale)
+
+    def program(self, vote: Vote) -> Program:
+        """Reduce; when some rank holds NaN or infinity, every rank gets NaN and no compressor hears of it.
+
+        Returns the names of the parts that no rank has.
+        """
+        absent: frozenset[str] = frozenset()
+        if Vote.COMPLETE not in vote:
+            present = np.array([name not in self.missing for name, _ in self.layout], np.uint8)
+            yield AllReduce(present, "max")
+            absent = frozenset(name for (name, _), found in zip(self.layout, present, strict=True) if not found)
+        if Vote.FINITE not in vote:
+            for array in self.arrays:
+                array[...] = math.nan
+        else:
+            for part in self._parts([self]):
+                yield from part
+        return absent
+
+    def fused(self, operations: Sequence[AllReduceOperation]) -> Program:
+        """Reduce the arrays of several operations together, those of one dtype in one message."""
+        for part in self._parts(operations):
+            yield from part
+        return [frozenset()] * len(operations)
+
+    def _parts(self, operations: Sequence[AllReduceOperation]) -> Iterator[Program]:
+        arrays = [(op.name, array) for op in operations for array in op.arrays]
+        groups: dict[tuple[str, bool], list[tuple[str, Array]]] = {}
+        for number, (name, array) in enumerate(arrays):
+            accepted = self.compressor is not None and (bool(self.layout) or self.compressor.accepts(array.shape))
+            key = name if len(arrays) == 1 else f"{name}[{number}]"
+            groups.setdefault((dtype_name(array), accepted), []).append((key, array))
+        for (_, accepted), group in groups.items():
+            yield self._reduced(group, self.compressor if accepted else None)
+
+    def _reduced(self, group: list[tuple[str, Array]], compressor: Compressor | None) -> Program:
+        """Reduce arrays of one dtype as one vector."""
+        xp = ops(group[0][1])
+        flat = group[0][1].reshape(-1) if len(group) == 1 else xp.concat([a for _, a in group])
+        if self.prescale != 1.0:
+            _scale(flat, self.prescale)
+        layout = self.layout or [(name, tuple(a.shape)) for name, a in group]
+        if compressor is not None:
+            yield from self._compressed(flat, layout, compressor)
+        else:
+            yield from self._plain(flat)
+        if len(group) > 1:
+            start = 0
+            for _, array in group:
+                array[...] = flat[start : start + array.size].reshape(array.shape)
+                start += array.size
+
+    def _plain(self, flat: Array) -> Program:
+        dtype, op = dtype_name(flat), _MPI_OP[self.op]
+        if dtype in NARROW_FLOATS:
+            factor = self.postscale / (self.num_ranks if self.op is Average else 1)
+            result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
+            flat[...] = result
+            return
+        if dtype == "bool":
+            flat = flat.view(np.uint8)
+        yield AllReduce(flat, op)
+        if self.op is Average:
+            _divide(flat, self.num_ranks)
+        if self.postscale != 1.0:
+            _scale(flat, self.postscale)
+
+    def _compressed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor) -> Program:
+        xp, dtype = ops(flat), dtype_name(flat)
+        given = flat if compressor.any_dtype else xp.cast(flat, "float32")
+        mean, _ = yield from compressor.exchange(Bucket.of(given, layout, self.rank, self.num_ranks))
+        if mean is not flat:
+            flat[...] = xp.cast(mean, dtype)
+        factor = self.postscale * (self.num_ranks if self.op is Sum else 1)
+        if factor != 1.0:
+            _scale(flat, factor)
+
+
+@dataclass
+class AllGatherOperation(Operation):
+    """Concatenate arrays of all ranks along the first dimension, which may differ."""
+
+    name: str
+    array: Array
+    num_ranks: int
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "allgather"
+
+    def __post_init__(self) -> None:
+        if len(self.array.shape) == 0:
+            raise SettingError(f"{self.name!r} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)")
+        self.nbytes = int(self.array.nbytes)
+        self.signature = Signature(name=self.name, kind=self.kind, shapes=((-1, *self.array.shape[1:]),), dtypes=(dtype_name(self.array),)).encode()
+
+    def program(self, vote: Vote) -> Program:
+        """First the lengths, then the bytes. Returns ``(whole array, first dimension of each rank)``."""
+        xp, rest, dtype = ops(self.array), tuple(self.array.shape[1:]), dtype_name(self.array)
+        lengths = [int(n[0]) for (n,) in (yield AllGather((np.array([self.array.shape[0]], np.int64),)))]
+        raw = xp.as_bytes(self.array)
+        row_bytes = math.prod(rest) * self.array.dtype.itemsize
+        rows = yield AllGather((raw,), tuple(n * row_bytes for n in lengths))
+        return xp.from_bytes(xp.concat([row for (row,) in rows]), dtype, (sum(lengths), *rest)), lengths
+
+
+@dataclass
+class BroadcastOperation(Operation):
+    """Copy arrays of one rank to all, in place."""
+
+    name: str
+    arrays: list[Array]
+    root: int
+    layout: Sequence[tuple[str, tuple[int, ...]]] = ()
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "broadcast"
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(int(a.nbytes) for a in self.arrays)
+        self.signature = Signature(
+            name=self.name,
+            kind=self.kind,
+            tensors=tuple(n for n, _ in self.layout),
+            shapes=tuple(tuple(a.shape) for a in self.arrays),
+            dtypes=tuple(dtype_name(a) for a in self.arrays),
+            root=self.root,
+        ).encode()
+
+    def program(self, vote: Vote) -> Program:
+        """Small arrays of one dtype travel together."""
+        for array in self.arrays:
+            yield Broadcast(array, self.root)
+        return self.arrays
+
+
+@dataclass
+class BarrierOperation(Operation):
+    """Nothing moves: that all ranks agreed is the barrier."""
+
+    name: str
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "barrier"
+
+    def __post_init__(self) -> None:
+        self.signature = Signature(name=self.name, kind=self.kind).encode()
+
+    def program(self, vote: Vote) -> Program:
+        """Done as soon as it begins."""
+        yield from ()
+
+
+def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postscale: float) -> None:
+    """Raise :class:`hvdlite.errors.SettingError` for what no reduction can mean."""
+    if dtype == "bool" and op not in (Min, Max):
+        raise SettingError(
+            f"{name!r} is boolean, and op={op.name} of booleans has no meaning; Max (any) or Min (all) is expected; convert it to an integer type to count"
+        )
+    if dtype.startswith("complex") and op in (Min, Max):
+        raise SettingError(f"{name!r} is complex, and op={op.name} needs an order; Sum, Average or Product is expected")
+    for what, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
+        if not math.isfinite(value):
+            raise SettingError(f"{what}={value} for {name!r}; a finite number is expected")
+
+
+def _divide(flat: Array, divisor: int) -> None:
+    """In place; integers are divided exactly and truncated, as Horovod does."""
+    if is_floating(dtype_name(flat)):
+        flat /= divisor
+    else:
+        flat[...] = np.trunc(np.asarray(flat, np.float64) / divisor)
+
+
+def _scale(flat: Array, factor: float) -> None:
+    """In place, for any dtype; integers are scaled in double precision and truncated."""
+    dtype = dtype_name(flat)
+    if dtype in NARROW_FLOATS:
+        flat[...] = ops(flat).cast(ops(flat).cast(flat, "float32") * factor, dtype)
+    elif is_floating(dtype):
+        flat *= flat.dtype.type(factor)
+    else:
+        flat[...] = np.trunc(np.asarray(flat, np.float64) * factor)

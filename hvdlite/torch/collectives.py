@@ -1,0 +1,297 @@
+"""The collectives on tensors, with Horovod's names and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import hvdlite
+from hvdlite import Average, ReduceOp, SettingError, Sum
+
+from .compression import Compression, is_horovod_compressor
+from .tensors import as_array, as_tensor, borrowed, check, copied
+
+
+class Handle:
+    """What an asynchronous call returns, for :func:`poll` and :func:`synchronize`."""
+
+    def __init__(self, core: hvdlite.Handle, finish: Callable[[Any], Any]):
+        self._core = core
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return self._core.done()
+
+    def wait(self) -> Any:
+        """The result; raises what went wrong."""
+        return self._finish(self._core.wait())
+
+
+def poll(handle: Handle) -> bool:
+    """Whether :func:`synchronize` would return at once."""
+    return handle.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous call and return its result.
+
+    Raises:
+        HorovodInternalError: the collective failed; the message names the tensor and the ranks.
+    """
+    return handle.wait()
+
+
+def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    if average is not None and op is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        return Average if average else Sum
+    return Average if op is None else ReduceOp(op)
+
+
+def _submit(arrays: Sequence[Any], name: str | None, op: ReduceOp, prescale: float, postscale: float, compression: Any) -> hvdlite.Handle:
+    return hvdlite.allreduce_async(arrays, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=Compression.resolve(compression))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: Any = None,
+) -> Handle:
+    """Combine tensors over the ranks in place, as one unit. The handle gives the same tensors."""
+    tensors = list(tensors)
+    pairs = [borrowed(t, name) for t in tensors]
+
+    def finish(_: Any) -> list[torch.Tensor]:
+        for _, write_back in pairs:
+            write_back()
+        return tensors
+
+    return Handle(_submit([a for a, _ in pairs], name, _op(average, op), prescale_factor, postscale_factor, compression), finish)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: Any = None,
+) -> Handle:
+    """Combine tensors over the ranks, as one unit. The handle gives new tensors."""
+    copies = [copied(t, name) for t in tensors]
+    return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, compression=compression)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine tensors over the ranks, as one unit; returns new tensors. Differentiable for Average and Sum."""
+    if is_horovod_compressor(compression):
+        return [
+            allreduce(t, average, None if name is None else f"{name}.{i}", compression, op, prescale_factor, postscale_factor) for i, t in enumerate(tensors)
+        ]
+    chosen = _op(average, op)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return list(_AllReduce.apply(name, chosen, prescale_factor, postscale_factor, compression, *tensors))
+    handle = grouped_allreduce_async(tensors, None, name, chosen, prescale_factor, postscale_factor, compression=compression)
+    result: list[torch.Tensor] = handle.wait()
+    return result
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine tensors over the ranks in place, as one unit."""
+    result: list[torch.Tensor] = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor).wait()
+    return result
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: Any = None,
+) -> Handle:
+    """Combine a tensor over the ranks in place. The handle gives the same tensor."""
+    array, write_back = borrowed(tensor, name)
+
+    def finish(_: Any) -> torch.Tensor:
+        write_back()
+        return tensor
+
+    return Handle(_submit([array], name, _op(average, op), prescale_factor, postscale_factor, compression), finish)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    compression: Any = None,
+) -> Handle:
+    """Combine a tensor over the ranks. The handle gives a new tensor."""
+    return allreduce_async_(copied(tensor, name), average, name, op, prescale_factor, postscale_factor, compression=compression)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine a tensor over the ranks; returns a new tensor. Differentiable for Average and Sum.
+
+    Args:
+        tensor: any shape and dtype, the same on every rank; need not be contiguous.
+        average: deprecated form of ``op``.
+        name: identifies the tensor across ranks; without it, the n-th unnamed call of every rank belongs together.
+        compression: a spec such as ``"fp16"``, ``Compression.x``, or a class with Horovod's ``compress`` and ``decompress``.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: multiplies before the reduction.
+        postscale_factor: multiplies after it.
+    """
+    if is_horovod_compressor(compression):
+        small, context = compression.compress(tensor)
+        result: torch.Tensor = compression.decompress(allreduce(small, average, name, None, op, prescale_factor, postscale_factor), context)
+        return result
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor)[0]
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine a tensor over the ranks in place."""
+    result: torch.Tensor = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    return result
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
+    """Concatenate the ranks' tensors along the first dimension, which may differ. The handle gives a new tensor."""
+    check(tensor, name)
+    core = hvdlite.allgather_async(as_array(tensor.detach().contiguous()), name=name)
+    return Handle(core, lambda result: as_tensor(result[0]))
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """Concatenate the ranks' tensors along the first dimension, which may differ. Differentiable."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        gathered: torch.Tensor = _AllGather.apply(tensor, name)
+        return gathered
+    result: torch.Tensor = allgather_async(tensor, name).wait()
+    return result
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Overwrite the tensor with that of ``root_rank``. The handle gives the same tensor."""
+    array, write_back = borrowed(tensor, name)
+
+    def finish(_: Any) -> torch.Tensor:
+        write_back()
+        return tensor
+
+    return Handle(hvdlite.broadcast_async([array], root_rank, name=name), finish)
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Copy the tensor of ``root_rank``. The handle gives a new tensor."""
+    return broadcast_async_(copied(tensor, name), root_rank, name)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """A new tensor with the values of ``root_rank``. Differentiable."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)
+        return result
+    copy: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
+    return copy
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Overwrite the tensor with that of ``root_rank``."""
+    result: torch.Tensor = broadcast_async_(tensor, root_rank, name).wait()
+    return result
+
+
+class _AllReduce(torch.autograd.Function):
+    """Every rank's loss depends on every rank's input: the gradient is reduced the same way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, compression: Any, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.how = (op, prescale, postscale)
+        return tuple(grouped_allreduce_async(tensors, None, name, op, prescale, postscale, compression=compression).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        op, prescale, postscale = ctx.how
+        if op not in (Average, Sum):
+            raise SettingError(f"the gradient of an allreduce with op={op.name} is not defined; Average or Sum is expected; detach the tensor first")
+        return (None,) * 5 + tuple(grouped_allreduce_async(gradients, None, None, op, prescale, postscale).wait())
+
+
+class _AllGather(torch.autograd.Function):
+    """The gradient of this rank's rows is the mean over the ranks of their gradients, as in Horovod."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
+        whole, lengths = hvdlite.allgather_async(as_array(tensor.detach().contiguous()), name=name).wait()
+        ctx.rows = (sum(lengths[: hvdlite.rank()]), tensor.shape[0])
+        return as_tensor(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        start, length = ctx.rows
+        return allreduce(gradient.contiguous(), op=Average).narrow(0, start, length), None
+
+
+class _Broadcast(torch.autograd.Function):
+    """Only the root's input matters: it receives the mean of all gradients, the others zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
+        ctx.root_rank = root_rank
+        result: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        reduced = allreduce(gradient.contiguous(), op=Average)
+        return (reduced if hvdlite.rank() == ctx.root_rank else reduced * 0), None, None

@@ -1,0 +1,106 @@
+"""``Compression``: Horovod's two classes, and every compressor of hvdlite under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hvdlite import Compressor, as_compressor
+from hvdlite.compression import AllReduce, Bucket, Dense, Exchange, load, names
+
+from .tensors import as_array, as_tensor
+
+
+class NoneCompressor:
+    """Horovod's form of no compression."""
+
+    spec = "none"
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+class FP16Compressor:
+    """Horovod's form of fp16. Used as ``compression=``, it means hvdlite's ``fp16``, which sums in float32."""
+
+    spec = "fp16"
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor in half precision, and its own dtype; other than floating tensors stay."""
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The tensor in the dtype it had."""
+        return tensor.to(ctx)
+
+
+class _Names(type):
+    def __getattr__(cls, name: str) -> Callable[..., Compressor]:
+        if name.startswith("_") or name not in names():
+            raise AttributeError(f"Compression has no {name!r}; choose one of {', '.join(names())}")
+        return lambda **options: load(name, **options)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *names()]
+
+
+class Compression(metaclass=_Names):
+    """What to pass as ``compression=``: ``Compression.none``, ``Compression.fp16``, ``Compression.topk(density=0.01)``, ..."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+    @staticmethod
+    def resolve(compression: Any) -> Compressor | None:
+        """Whatever a user may pass, as a compressor; None for no compression."""
+        if is_horovod_compressor(compression):
+            return HorovodStyle(compression)
+        return as_compressor(getattr(compression, "spec", compression) if isinstance(compression, type) else compression)
+
+
+def is_horovod_compressor(compression: Any) -> bool:
+    """Whether this is a class or object of the user's with Horovod's two methods, and none of ours."""
+    ours = isinstance(compression, Compressor) or compression in (NoneCompressor, FP16Compressor)
+    return not ours and callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))
+
+
+@dataclass
+class HorovodStyle(Compressor):
+    """A user's ``compress(tensor) -> (tensor, ctx)`` and ``decompress(tensor, ctx)``: the compressed tensors are summed."""
+
+    methods: Any
+    any_dtype: ClassVar[bool] = True
+
+    def exchange(self, bucket: Bucket) -> Exchange:
+        """Compress each tensor, average what comes out, decompress."""
+        for tensor in bucket.tensors:
+            small, context = self.methods.compress(as_tensor(tensor.array))
+            total = yield AllReduce(as_array(small.contiguous().clone()))
+            mean = as_tensor(total / bucket.num_ranks if small.is_floating_point() else total // bucket.num_ranks)
+            as_tensor(tensor.array).copy_(self.methods.decompress(mean.to(small.dtype), context))
+        return bucket.flat, Dense(lambda: bucket.flat)
+
+    def wire_bytes(self, shapes: Any, num_ranks: int) -> int:
+        """Not known before the user's methods have run."""
+        raise TypeError(f"the wire bytes of {self.methods!r} are not known in advance; a compressor of hvdlite is expected")
+
+    def accepts(self, shape: Any) -> bool:
+        """The user's methods are given every tensor."""
+        return True
+
+    @property
+    def spec(self) -> str:
+        """The class's name."""
+        return str(getattr(self.methods, "__name__", type(self.methods).__name__))

@@ -1,0 +1,109 @@
+"""State that ranks must share before they train: parameters, optimizer state, any object."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+import hvdlite
+
+from .tensors import as_array, borrowed
+
+allgather_object = hvdlite.allgather_object
+broadcast_object = hvdlite.broadcast_object
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrite parameters with those of ``root_rank``, in place.
+
+    Args:
+        params: ``model.state_dict()``, or any iterable of tensors or ``(name, tensor)`` pairs, ``model.named_parameters()`` included.
+        root_rank: the rank whose values everybody gets.
+    """
+    named = [(name, tensor) for name, tensor in _named(params) if isinstance(tensor, torch.Tensor)]
+    if not named:
+        return
+    pairs = [borrowed(tensor.data, name) for name, tensor in named]
+    hvdlite.broadcast_async([array for array, _ in pairs], root_rank, names=[name for name, _ in named]).wait()
+    for _, write_back in pairs:
+        write_back()
+
+
+def _named(params: Any) -> list[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise ValueError(f"invalid params of type: {type(params)}")
+    return [item if isinstance(item, tuple) else (f"parameter.{i}", item) for i, item in enumerate(params)]
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None) -> None:
+    """Give every rank the optimizer state and options of ``root_rank``.
+
+    No step is taken to create state, so no weight changes: ranks without state receive it.
+
+    Raises:
+        ValueError: LBFGS, whose state cannot be broadcast.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    tensors: list[torch.Tensor] = []
+    state = optimizer.state_dict()
+    skeleton = _without_tensors({"state": state["state"], "param_groups": state["param_groups"]}, tensors)
+    skeleton, layout = hvdlite.broadcast_object((skeleton, [(tuple(t.shape), t.dtype) for t in tensors]), root_rank, "optimizer_state")
+    if hvdlite.rank() != root_rank:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
+    if tensors:
+        broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank)
+    if hvdlite.rank() != root_rank:
+        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+class _Slot:
+    """Stands for the i-th tensor."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return _Slot(len(found) - 1)
+    if isinstance(value, dict):
+        return {k: _without_tensors(v, found) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_tensors(v, found) for v in value)
+    return value
+
+
+def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Slot):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {k: _with_tensors(v, tensors) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_tensors(v, tensors) for v in value)
+    return value
+
+
+def check_equal_parameters(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """Compare the ranks' parameters by digest; what is wrong in words, or None."""
+    names, digests = [], []
+    for name, tensor in named:
+        raw = as_array(tensor.detach().contiguous()).reshape(-1).view("uint8")
+        names.append(name)
+        digests.append(hashlib.blake2b(raw, digest_size=8).digest())
+    everyone = hvdlite.allgather_object(digests)
+    differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
+    if not differing:
+        return None
+    rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
+    return (
+        f"ranks 0 and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
+        "equal weights are expected; call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, "
+        "or set HVDLITE_CHECK_PARAMETERS=off if they should differ"
+    )

@@ -1,0 +1,203 @@
+"""The gradients of one optimizer: hooks that hand them over during the backward pass, and the wait for their mean."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import hvdlite
+from hvdlite import GradientBuckets, Parameter, ReduceOp, SettingError
+
+from .compression import Compression
+from .functions import check_equal_parameters
+from .tensors import as_array, as_tensor, check
+
+LOG = logging.getLogger("hvdlite")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an optimizer's gradients are exchanged; the words are those of ``DistributedOptimizer``."""
+
+    named: list[tuple[str, torch.nn.Parameter]]
+    compression: Any
+    passes: int
+    op: ReduceOp
+    predivide: float
+    groups: dict[torch.Tensor, int]
+    sparse_as_dense: bool
+    grad_scaler: torch.amp.GradScaler | None
+
+
+class Gradients:
+    """Watches parameters and exchanges their gradients."""
+
+    def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]], options: Options):
+        world = hvdlite.world()
+        self.passes = options.passes
+        self._sparse_as_dense, self._scaler = options.sparse_as_dense, options.grad_scaler
+        self._scale: float | None = None
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in trained}
+        self._seen = dict.fromkeys(self._names, 0)
+        self._handed: dict[torch.Tensor, int] = {}  # parameter -> version of its gradient when it was handed over
+        self._checked = world.settings.check_parameters == "off"
+        parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
+        self.compressor = Compression.resolve(options.compression)
+        if self.compressor is not None:
+            self.compressor.check({p.name: p.shape for p in parameters})
+        predivide = options.predivide
+        self._buckets = GradientBuckets(
+            world, world.auto_name("optimizer"), parameters, self.compressor, op=options.op, prescale=1.0 / predivide, postscale=predivide
+        )
+        self._views: dict[torch.Tensor, torch.Tensor] = {}
+        self._refresh_views()
+        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._names]
+
+    def detach(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients were handed over and not waited for."""
+        return bool(self._handed)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every gradient of this step was handed over, so that nothing more is expected."""
+        return len(self._handed) == len(self._names)
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if self._seen[parameter] >= self.passes:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        if not self._handed:
+            self._follow_loss_scale()
+        self._seen[parameter] += 1
+        if self._seen[parameter] == self.passes:
+            self._hand_over(parameter)
+
+    def _hand_over(self, parameter: torch.Tensor) -> None:
+        """Copy the gradient into its bucket, of which it is a view from now on."""
+        name, view, gradient = self._names[parameter], self._views[parameter], parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided and self._sparse_as_dense:
+            gradient = gradient.to_dense()
+        check(gradient, f"the gradient of {name!r}")
+        if gradient is not view:
+            with torch.no_grad():
+                view.copy_(gradient)
+            parameter.grad = view
+        self._handed[parameter] = view._version
+        self._buckets.mark_ready(name)
+
+    def _follow_loss_scale(self) -> None:
+        """Residuals are in units of the scaled loss: when the scale changes, they follow."""
+        if self._scaler is None or self.compressor is None:
+            return
+        scale = self._scaler.get_scale()
+        if self._scale not in (None, scale):
+            self.compressor.rescale(scale / self._scale)
+        self._scale = scale
+
+    def synchronize(self) -> None:
+        """Exchange what is left and wait; afterwards every gradient is the mean over the ranks.
+
+        A parameter without a gradient here counts as zero; without one on every rank, it keeps none.
+        """
+        for parameter, seen in self._seen.items():
+            if parameter not in self._handed and parameter.grad is not None and (seen or parameter.grad is not self._views[parameter]):
+                self._hand_over(parameter)
+        self._check_untouched()
+        self._check_start()
+        absent = self._buckets.finish()
+        for parameter, name in self._names.items():
+            parameter.grad = None if name in absent else self._views[parameter]
+            self._seen[parameter] = 0
+        self._handed.clear()
+        self._refresh_views()
+
+    def _check_untouched(self) -> None:
+        for parameter, version in self._handed.items():
+            if parameter.grad is not self._views[parameter] or parameter.grad._version != version:
+                raise SettingError(
+                    f"the gradient of {self._names[parameter]!r} was changed after backward() while it was being exchanged; "
+                    "it must stay untouched until it is the mean over the ranks; "
+                    "call optimizer.synchronize() first, then clip or unscale, then step inside 'with optimizer.skip_synchronize()'"
+                )
+
+    def _check_start(self) -> None:
+        """Once, before the first step: ranks that start from different weights never come together."""
+        if self._checked:
+            return
+        self._checked = True
+        problem = check_equal_parameters((name, p) for p, name in self._names.items())
+        if problem and hvdlite.world().settings.check_parameters == "error":
+            raise SettingError(problem)
+        if problem and hvdlite.rank() == 0:
+            LOG.warning(problem)
+
+    def _refresh_views(self) -> None:
+        """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""
+        for parameter, name in self._names.items():
+            array = self._buckets.view(name)
+            old = self._views.get(parameter)
+            if old is None or old.data_ptr() != array.ctypes.data:
+                self._views[parameter] = as_tensor(array)
+
+
+def dtype_of(parameter: torch.Tensor, name: str) -> str:
+    """What the core calls the parameter's dtype."""
+    check(parameter, repr(name))
+    return str(as_array(torch.empty((), dtype=parameter.dtype)).dtype)
+
+
+def name_parameters(
+    param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None, *, complete: bool = True
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """A name for every parameter of the optimizer, by Horovod's rules and with its messages.
+
+    Raises:
+        ValueError: the names are no pairs, not unique, or (if they must be ``complete``) do not cover every parameter.
+    """
+    named = list(named_parameters) if named_parameters is not None else []
+    if any(not isinstance(item, tuple) for item in named):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters().")
+    duplicates = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
+    if duplicates:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+    known = {id(p): name for name, p in reversed(named)}  # a shared parameter goes by its first name
+    own = [(f"group.{g}.{i}", p) for g, group in enumerate(param_groups) for i, p in enumerate(group["params"])]
+    unnamed = [str(id(p)) for _, p in own if id(p) not in known]
+    if named and unnamed and complete:
+        raise ValueError(f"named_parameters was specified, but one or more model parameters were not named. Python object ids: {', '.join(unnamed)}")
+    return [(known.get(id(p), fallback), p) for fallback, p in own]
+
+
+def number_groups(groups: Any, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, int]:
+    """Horovod's ``groups``: an int splits the parameters evenly, lists name them; parameters in no list travel in the usual buckets."""
+    if groups is None or groups == 0:
+        return {}
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        size, extra = divmod(len(parameters), groups)
+        bounds = [i * size + min(i, extra) for i in range(groups + 1)]
+        return {p: number for number in range(groups) for p in parameters[bounds[number] : bounds[number + 1]]}
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in groups):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    numbered: dict[torch.Tensor, int] = {}
+    for number, members in enumerate(groups):
+        for p in members:
+            if not isinstance(p, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if p in numbered:
+                raise ValueError("A parameter can only appear once in groups.")
+            numbered[p] = number
+    return numbered

@@ -1,0 +1,276 @@
+"""``DistributedOptimizer``: the user's optimizer, stepping on the mean gradient of all ranks."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import hvdlite
+from hvdlite import Average, ReduceOp
+from hvdlite.compression import RESIDUAL
+
+from .compression import Compression
+from .gradients import Gradients, Options, name_parameters, number_groups
+from .tensors import as_array, as_tensor
+
+LOG = logging.getLogger("hvdlite")
+
+STATE_KEY = "hvdlite"
+"""Where :meth:`_Distributed.state_dict` keeps what the compressor remembers."""
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What an optimizer's class gains in front of its own methods."""
+
+    _gradients: Gradients | None
+    _options: Options
+    _frozen: list[torch.nn.Parameter]
+    _synchronized: bool  # the gradients are the mean already, and step() has not been called since
+    _by_hand: bool  # ... because the user called synchronize()
+    _should_synchronize: bool
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The optimizer's groups. Reading them when the whole gradient is under way waits for it, so GradScaler sees the mean."""
+        gradients = self.__dict__.get("_gradients")
+        if gradients is not None and gradients.in_flight and gradients.is_whole:
+            self._complete()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed before an exchange."""
+        return self._options.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes per step, between steps."""
+        self._options = replace(self._options, passes=passes)
+        if self._gradients is not None:
+            self._gradients.passes = passes
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is the mean over the ranks. Call it before clipping, then step in :meth:`skip_synchronize`."""
+        self._complete()
+        self._by_hand = True
+
+    def _complete(self) -> None:
+        if self._gradients is not None and (self._gradients.in_flight or not self._synchronized):
+            self._gradients.synchronize()
+            if self._thawed():  # unfrozen in the middle of a step: they have gradients, and no bucket yet
+                self._watch()
+                self._gradients.synchronize()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, :meth:`step` does not synchronize: it was done by hand."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Synchronize, then step. A closure is run first, with gradients enabled; its value is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._should_synchronize and self._synchronized and self._by_hand and not (self._gradients and self._gradients.in_flight):
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context.",
+                stacklevel=2,
+            )
+        if self._should_synchronize:
+            self._complete()
+        self._synchronized = self._by_hand = False
+        self._opt_called = True
+        result = super().step()
+        return loss if closure is not None else result
+
+    # torch wraps step() of a class for its own hooks, and of an instance to see that a scheduler steps after it. Ours calls the wrapped
+    # one, and notes its call itself, so neither must wrap it again.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients.
+
+        Raises:
+            AssertionError: they are being exchanged.
+        """
+        if self._gradients is not None and self._gradients.in_flight:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+                "This is prohibited as it can cause a race condition."
+            )
+        self._synchronized = self._by_hand = False
+        super().zero_grad(set_to_none)
+        if self._thawed():
+            self._watch()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; their gradients are exchanged from the next step on."""
+        super().add_param_group(param_group)
+        self._watch()
+
+    def flush(self) -> None:
+        """Let the next exchange carry every residual, uncompressed, so that a checkpoint after it suits any number of ranks."""
+        if self._gradients is not None and self._gradients.compressor is not None:
+            self._gradients.compressor.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, and under ``"hvdlite"`` what the compressor remembers on this rank."""
+        state = super().state_dict()
+        compressor = self._gradients.compressor if self._gradients is not None else None
+        if compressor is not None:
+            remembered = {name: {q: as_tensor(np.array(a)) for q, a in quantities.items()} for name, quantities in compressor.state_dict().items()}
+            state[STATE_KEY] = {"compression": compressor.spec, "rank": hvdlite.rank(), "size": hvdlite.size(), "state": remembered}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, the compressor's included when it is this rank's own.
+
+        Residuals belong to one rank: those of another rank, or of another number of ranks, are dropped with a warning.
+        """
+        remembered = state_dict.get(STATE_KEY)
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != STATE_KEY})
+        compressor = self._gradients.compressor if self._gradients is not None else None
+        if remembered is None or compressor is None:
+            return
+        if remembered["compression"] != compressor.spec:
+            LOG.warning("the checkpoint was compressed with %s, this run with %s; the compressor starts afresh", remembered["compression"], compressor.spec)
+            return
+        state = {name: {q: as_array(t) for q, t in quantities.items()} for name, quantities in remembered["state"].items()}
+        own = (remembered["rank"], remembered["size"]) == (hvdlite.rank(), hvdlite.size())
+        if not own:
+            LOG.warning(
+                "rank %d of %d loads the state of rank %d of %d: residuals belong to one rank and are dropped; save one checkpoint a rank, "
+                "or call optimizer.flush() before the step after which you save",
+                hvdlite.rank(), hvdlite.size(), remembered["rank"], remembered["size"],
+            )  # fmt: skip
+            state = {name: {q: a for q, a in quantities.items() if q != RESIDUAL} for name, quantities in state.items()}
+        compressor.load_state_dict(state)
+
+    def _watch(self) -> None:
+        """Exchange the gradients of everything that is trained now; what the compressor remembers stays."""
+        if "_options" not in self.__dict__ or hvdlite.size() == 1:
+            return
+        old, options = self._gradients, self._options
+        named = options.named
+        if old is not None:
+            if old.in_flight:
+                raise AssertionError("parameters were added after loss.backward() but before optimizer.step(); add them between steps")
+            old.detach()
+            named = name_parameters(self.param_groups, named, complete=False)
+        self._frozen = [p for _, p in named if not p.requires_grad]
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        self._gradients = Gradients(trained, options)
+        if old is not None and old.compressor is not None and self._gradients.compressor is not None:
+            self._gradients.compressor.load_state_dict(old.compressor.state_dict())
+
+    def _thawed(self) -> list[torch.nn.Parameter]:
+        return [p for p in self._frozen if p.requires_grad]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    *,
+    grad_scaler: torch.amp.GradScaler | None = None,
+) -> torch.optim.Optimizer:
+    """Make an optimizer step on the mean gradient of all ranks. It stays the same object, with its state and its class.
+
+    Gradients are exchanged during the backward pass, in buckets. ``HVDLITE_COMPRESSION`` replaces ``compression``.
+
+    Args:
+        optimizer: any optimizer but LBFGS.
+        named_parameters: ``model.named_parameters()``; names appear in errors and key the compressor's state.
+        compression: a spec such as ``"powersgd:rank=4"``, or ``Compression.x``.
+        backward_passes_per_step: gradients of so many backward passes are summed before they are exchanged.
+        op: Average or Sum.
+        gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
+        num_groups: deprecated form of ``groups``.
+        groups: a number of groups, or lists of parameters that must travel together.
+        sparse_as_dense: exchange sparse gradients as dense ones.
+        grad_scaler: the scaler of the loss; residuals of error feedback then follow its scale.
+    Raises:
+        ValueError: LBFGS; names, groups or numbers that cannot be used.
+        CompressionError: the compressor makes no sense for these parameters.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS evaluates its closure many times a step, which no gradient hook can follow; hvdlite supports every other optimizer; use one of them"
+        )
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
+        groups = groups or num_groups
+    _check_passes(backward_passes_per_step)
+    groups_of_optimizer = optimizer.param_groups
+    named = name_parameters(groups_of_optimizer, named_parameters)
+    options = Options(
+        named=named,
+        compression=_chosen(compression),
+        passes=backward_passes_per_step,
+        op=ReduceOp(op),
+        predivide=gradient_predivide_factor,
+        groups=number_groups(groups, [p for _, p in named]),
+        sparse_as_dense=sparse_as_dense,
+        grad_scaler=grad_scaler,
+    )
+    _adopt(optimizer, options)
+    return optimizer
+
+
+def _adopt(optimizer: torch.optim.Optimizer, options: Options) -> None:
+    """Turn the optimizer into one that exchanges. Its class changes, so that isinstance and its own step() keep working."""
+    if isinstance(optimizer, _Distributed):
+        if optimizer._gradients is not None:
+            optimizer._gradients.detach()
+    else:
+        kind = type(optimizer)
+        optimizer.__dict__.pop("step", None)  # a scheduler's wrapper around the step() of before
+        optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
+    assert isinstance(optimizer, _Distributed)
+    optimizer._gradients, optimizer._options, optimizer._frozen = None, options, []
+    optimizer._synchronized = optimizer._by_hand = False
+    optimizer._should_synchronize = True
+    optimizer._watch()
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _chosen(compression: Any) -> Any:
+    """The script's compressor, unless the environment names another one."""
+    override = hvdlite.world().settings.compression
+    if not override:
+        return compression
+    resolved = Compression.resolve(compression)
+    if resolved is not None and resolved.spec != override:
+        LOG.info("HVDLITE_COMPRESSION=%s replaces the script's compression %s", override, resolved.spec)
+    return override
