@@ -23,7 +23,7 @@ class ErrorFeedback(Compressor):
     """
 
     inner: Compressor
-    _flats: dict[tuple[str, ...], Array] = field(default_factory=dict, init=False, repr=False)
+    _flats: dict[tuple[tuple[str, tuple[int, ...]], ...], Array] = field(default_factory=dict, init=False, repr=False)
     _views: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
     _loaded: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict, init=False, repr=False)
     _to_flush: set[str] = field(default_factory=set, init=False, repr=False)
@@ -93,10 +93,11 @@ class ErrorFeedback(Compressor):
 
     def _residual_of(self, bucket: Bucket) -> Array:
         """The residual of the whole bucket in one vector; laid out anew, by name, when the bucket's composition changed."""
-        key = tuple(t.name for t in bucket.tensors)
+        key = tuple((t.name, tuple(t.array.shape)) for t in bucket.tensors)
         if key not in self._flats:
             flat = ops(bucket.flat).zeros(bucket.flat.shape, "float32")
-            self._flats = {names: old for names, old in self._flats.items() if not set(names) & set(key)}
+            ours = {t.name for t in bucket.tensors}
+            self._flats = {layout: old for layout, old in self._flats.items() if ours.isdisjoint(name for name, _ in layout)}
             for tensor in bucket.with_flat(flat).tensors:
                 self._restore(tensor.name, tensor.array)
                 self._views[tensor.name] = tensor.array

@@ -67,8 +67,10 @@ def _parse(spec: str, written: str) -> list[tuple[str, str]]:
 
 def _convert(spec: str, key: str, value: object, kind: type) -> object:
     try:
+        if kind is float and isinstance(value, str):
+            return float(value)  # also ".5", which is no number in JSON
         return msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError:
+    except (ValueError, msgspec.ValidationError):
         raise CompressionError(f"{key}={value} in {spec!r} is not {_article(kind)}; give a value such as {_example(kind)}") from None
 
 

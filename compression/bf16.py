@@ -16,7 +16,7 @@ class BF16(Compressor):
     """Round every entry to 8 bits (Kalamkar et al., "A study of BFLOAT16 for deep learning training", 2019).
 
     ``x -> bfloat16(x)``: the upper half of a float32, to the nearest, ties to even. It needs no scale, and its relative error of
-    ``2**-9`` is eight times that of fp16. Sums run in float32, so their precision does not fall with the number of ranks.
+    ``2**-8`` is eight times that of fp16. Sums run in float32, so their precision does not fall with the number of ranks.
 
     Wire: ``2 (P-1) 2 ceil(n/P)`` bytes.
     """
