@@ -1,6 +1,6 @@
 """What every test of a compressor needs: arrays of both kinds, and a game of several ranks with everything written down."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +53,16 @@ ARRAY_KINDS = {"numpy": np.asarray, "torch": _torch}
 
 
 @pytest.fixture(scope="session", params=ARRAY_KINDS)
-def make(request) -> Callable:
+def make(request) -> Iterator[Callable]:
     """Turns a numpy array into an array of either kind."""
-    return ARRAY_KINDS[request.param]
+    if request.param != "torch":
+        yield ARRAY_KINDS[request.param]
+        return
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # idle threads spin, which on a busy machine costs the arrays of these tests more than it saves
+    yield ARRAY_KINDS[request.param]
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def reference(flats: list[np.ndarray], density: float) -> np.ndarray:
     return np.array([total.get(i, np.float32(0)) / np.float32(len(flats)) for i in range(size)], np.float32)
 
 
-@pytest.mark.parametrize("density", [1e-9, 0.01, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("density", [1e-9, 0.01, 0.1, 0.333, 0.5, 1.0])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_it_adds_the_largest_entries_of_every_rank(density, ranks, make, play):
     rng = np.random.default_rng(ranks)
