@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def report() -> dict[str, object]:
     found: dict[str, object] = {
         "python": sys.executable,
         "prefix": sys.prefix,
-        "wheels": {name: version for name in WHEELS if (version := _version(name))},
+        "wheels": _own_wheels(),
         "mpi4py": _version("mpi4py"),
         "libmpi": None,
         "library": "",
@@ -37,6 +38,12 @@ def report() -> dict[str, object]:
     found["library"] = MPI.Get_library_version().strip("\0\n ")
     found["libmpi"] = _loaded_libmpi()
     return found
+
+
+def _own_wheels() -> dict[str, str]:
+    """The MPIs installed in this environment itself; packages borrowed from another one by path bring no library with them."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return {d.name: d.version for d in metadata.distributions(path=folders) if d.name in WHEELS}
 
 
 def _version(name: str) -> str | None:

@@ -1,0 +1,32 @@
+"""These tests run on every rank of a job: alone under plain pytest, and on 2, 3 and 4 ranks from tests/test_parallel.py.
+
+A test that fails on one rank ends that rank (-x), and hvdlite ends the others: the whole job fails, in seconds.
+"""
+
+import numpy as np
+import pytest
+
+import hvdlite
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _world():
+    hvdlite.init()
+    yield
+    hvdlite.shutdown()
+
+
+@pytest.fixture
+def rank() -> int:
+    return hvdlite.rank()
+
+
+@pytest.fixture
+def size() -> int:
+    return hvdlite.size()
+
+
+@pytest.fixture
+def rng(rank: int) -> np.random.Generator:
+    """Random numbers, others on every rank."""
+    return np.random.default_rng(1000 + rank)
