@@ -101,6 +101,7 @@ class GradientBuckets:
         self._world, self._name = world, name
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
+        self._signature = ""  # the compressor's, when the buckets' operations were made
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._lay_out()
@@ -171,7 +172,6 @@ class GradientBuckets:
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[str, _Bucket] = {}
-        self._signature = ""
         for number, bucket_plan in enumerate(plan(list(self._parameters.values()), self.compressor, self._world.settings.bucket_bytes)):
             flat = self._world.transport.allocate(sum(p.num_elements for p in bucket_plan.parameters), bucket_plan.parameters[0].dtype)
             bucket = _Bucket(f"{self._name}.bucket.{number}", bucket_plan, flat, _views(flat, bucket_plan.parameters))

@@ -109,7 +109,7 @@ def grouped_allreduce(
         ]
     chosen = _op(average, op)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return list(_AllReduce.apply(name, chosen, prescale_factor, postscale_factor, compression, *tensors))
+        return list(_AllReduce.apply(name, chosen, prescale_factor, postscale_factor, compression, *tensors))  # type: ignore[no-untyped-call]
     handle = grouped_allreduce_async(tensors, None, name, chosen, prescale_factor, postscale_factor, compression=compression)
     result: list[torch.Tensor] = handle.wait()
     return result
@@ -212,7 +212,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, which may differ. Differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        gathered: torch.Tensor = _AllGather.apply(tensor, name)
+        gathered: torch.Tensor = _AllGather.apply(tensor, name)  # type: ignore[no-untyped-call]
         return gathered
     result: torch.Tensor = allgather_async(tensor, name).wait()
     return result
@@ -237,7 +237,7 @@ def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = Non
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """A new tensor with the values of ``root_rank``. Differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)
+        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)  # type: ignore[no-untyped-call]
         return result
     copy: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
     return copy

@@ -67,7 +67,7 @@ class Compression(metaclass=_Names):
         """Whatever a user may pass, as a compressor; None for no compression."""
         if is_horovod_compressor(compression):
             return HorovodStyle(compression)
-        return as_compressor(getattr(compression, "spec", compression) if isinstance(compression, type) else compression)
+        return as_compressor(compression.spec if compression in (NoneCompressor, FP16Compressor) else compression)
 
 
 def is_horovod_compressor(compression: Any) -> bool:

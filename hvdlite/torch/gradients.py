@@ -56,7 +56,10 @@ class Gradients:
         )
         self._views: dict[torch.Tensor, torch.Tensor] = {}
         self._refresh_views()
-        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._names]
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for p in self._names
+        ]
 
     def detach(self) -> None:
         """Stop watching."""

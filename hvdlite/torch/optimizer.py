@@ -37,7 +37,7 @@ class _Distributed(torch.optim.Optimizer):
     _should_synchronize: bool
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups. Reading them when the whole gradient is under way waits for it, so GradScaler sees the mean."""
         gradients = self.__dict__.get("_gradients")
         if gradients is not None and gradients.in_flight and gradients.is_whole:
@@ -82,7 +82,7 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, then step. A closure is run first, with gradients enabled; its value is returned."""
         loss = None
         if closure is not None:
