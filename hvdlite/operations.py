@@ -162,7 +162,8 @@ class AllReduceOperation(Operation):
         if dtype in NARROW_FLOATS:
             factor = self.postscale / (self.num_ranks if self.op is Average else 1)
             result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
-            flat[...] = result
+            if result is not flat:
+                flat[...] = result
             return
         if dtype == "bool":
             flat = flat.view(np.uint8)

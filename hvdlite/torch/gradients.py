@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, Parameter, ReduceOp, SettingError
@@ -56,15 +58,11 @@ class Gradients:
         )
         self._views: dict[torch.Tensor, torch.Tensor] = {}
         self._refresh_views()
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for p in self._names
-        ]
-
-    def detach(self) -> None:
+        # The parameters outlive this object, and another optimizer may take them over: their hooks must not keep it alive.
+        this = weakref.ref(self)
+        hooks = [p.register_post_accumulate_grad_hook(lambda parameter: _hand_to(this, parameter)) for p in self._names]  # type: ignore[no-untyped-call]
+        self.detach = weakref.finalize(self, _remove, hooks)
         """Stop watching."""
-        for hook in self._hooks:
-            hook.remove()
 
     @property
     def in_flight(self) -> bool:
@@ -155,6 +153,17 @@ class Gradients:
             old = self._views.get(parameter)
             if old is None or old.data_ptr() != array.ctypes.data:
                 self._views[parameter] = as_tensor(array)
+
+
+def _hand_to(gradients: weakref.ref[Gradients], parameter: torch.Tensor) -> None:
+    watcher = gradients()
+    if watcher is not None:
+        watcher._on_gradient(parameter)
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def dtype_of(parameter: torch.Tensor, name: str) -> str:
