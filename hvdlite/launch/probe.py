@@ -1,10 +1,11 @@
-"""Which MPI would this Python load? Run as ``python -m hvdlite.launch.probe``, in a process of its own: the library stays loaded.
+"""Which MPI would a Python load? The text of this file is run as ``python -c``, in a process of its own: the library stays loaded.
 
-It asks mpi4py itself, without initializing MPI, so the answer is what the ranks will get.
+It asks mpi4py itself, without initializing MPI, so the answer is what the ranks will get. It imports nothing of hvdlite: that Python may have none.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ def report() -> dict[str, object]:
         "python": sys.executable,
         "prefix": sys.prefix,
         "wheels": _own_wheels(),
+        "hvdlite": importlib.util.find_spec("hvdlite") is not None,
         "mpi4py": _version("mpi4py"),
         "libmpi": None,
         "library": "",

@@ -36,8 +36,8 @@ def run(kind: str, target: str, arguments: list[str], *, failed: Failed) -> None
         failed("KeyboardInterrupt", "")
         leave(130)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+        failed(type(error).__name__, str(error))  # first: the program's own hook may end the process
         _show(error)
-        failed(type(error).__name__, str(error))
         leave(1)
 
 

@@ -73,6 +73,6 @@ def _first_line(text: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:
         return ""

@@ -17,10 +17,15 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import settings
 from . import script
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 EVENTS = "events"  # the named pipe in which ranks tell the launcher that they started and ended, a JSON object a line
 STDIN = "stdin"  # the named pipe that is rank 0's stdin, if it has one
@@ -40,7 +45,9 @@ def main(arguments: list[str]) -> None:
         sys.stderr.write("hvdlite.launch.worker is started by hvdliterun; no rank or no job was announced; run hvdliterun -np 2 python train.py\n")
         os._exit(2)
     monitor = os.getpid()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: numpy has made threads; they hold no lock
+        child = os.fork()
     if child:
         _wait_for(child, rank, job_directory)
     die_with_parent()
@@ -108,8 +115,22 @@ def _become(rank: int, job_directory: str, monitor: int) -> None:
     faulthandler.enable(file=2)
 
 
+class _Whole(io.FileIO):
+    """Writes all of what it is given. No buffer below the text layer: a signal handler may print while the program prints."""
+
+    def write(self, data: Buffer, /) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            written = super().write(rest)
+            if written is None:  # a child made the pipe non-blocking
+                time.sleep(0.001)
+            rest = rest[written or 0 :]
+        return size
+
+
 def _line_buffered(fd: int, errors: str) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(io.FileIO(fd, "w", closefd=False)), encoding="utf-8", errors=errors, line_buffering=True)
+    return io.TextIOWrapper(_Whole(fd, "w", closefd=False), encoding="utf-8", errors=errors, line_buffering=True)
 
 
 def _run(arguments: list[str], rank: int, job_directory: str) -> None:

@@ -1,0 +1,77 @@
+import dataclasses
+
+import pytest
+from click.testing import CliRunner
+
+from hvdlite import settings
+from hvdlite.cli.run import command as run_command
+from hvdlite.errors import SettingError
+from hvdlite.settings import Settings
+
+OTHER = {"compression": "fp16", "transport": "mpi", "check_parameters": "warn", "log_level": "DEBUG"}
+NAMES = [f.name for f in settings.fields()]
+
+
+def other(name: str) -> str:
+    """A value of the knob that is not its default, as a user writes it."""
+    default = getattr(Settings(), name)
+    return OTHER.get(name) or str(default + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_environment_flag_and_back(name, tmp_path, monkeypatch):
+    default = getattr(Settings.from_environ({}), name)
+    assert default == getattr(Settings(), name)
+    changed = Settings.from_environ({settings.env_name(name): other(name)})
+    assert getattr(changed, name) != default
+    assert str(getattr(changed, name)) == other(name)
+    assert dataclasses.replace(changed, **{name: default}) == Settings()
+
+    script = tmp_path / "train.py"
+    script.touch()
+    shown = CliRunner().invoke(run_command, ["-np", "1", "--dry-run", settings.flag_name(name), other(name), str(script)])
+    assert shown.exit_code == 0, shown.output
+    assert f"{settings.env_name(name)}={other(name)} " in shown.output
+    assert len([n for n in NAMES if settings.env_name(n) + "=" in shown.output]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_default_may_be_written_out(name):
+    written = str(getattr(Settings(), name))
+    assert Settings.from_environ({settings.env_name(name): written}) == Settings()
+    assert Settings.from_environ({settings.env_name(name): ""}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("HVDLITE_SLOTS", "(None,)", "is not a whole number"),
+        ("HVDLITE_SLOTS", "0", "too small; at least 1"),
+        ("HVDLITE_STALL_WARNING_SECONDS", "soon", "is not a number"),
+        ("HVDLITE_STALL_WARNING_SECONDS", "-1", "too small"),
+        ("HVDLITE_STALL_WARNING_SECONDS", "nan", "too small"),
+        ("HVDLITE_TRANSPORT", "pigeon", "choose one of auto, local, mpi"),
+    ],
+)
+def test_bad_values_are_explained(variable, value, reason):
+    with pytest.raises(SettingError, match=reason) as caught:
+        Settings.from_environ({variable: value})
+    assert variable in str(caught.value)
+
+
+def test_choices_ignore_case():
+    assert Settings.from_environ({"HVDLITE_LOG_LEVEL": " debug "}).log_level == "DEBUG"
+
+
+def test_the_rank_is_the_nearest_launchers():
+    assert settings.launcher_rank({}) is None
+    assert settings.launcher_rank({"PMIX_RANK": "3"}) == 3
+    assert settings.launcher_rank({"PMIX_RANK": "3", "OMPI_COMM_WORLD_RANK": "2"}) == 2
+    assert settings.launcher_rank({"OMPI_COMM_WORLD_RANK": "2", "PMI_RANK": "1"}) == 1
+    assert settings.launcher_rank({"PMI_RANK": "x"}) is None
+
+
+def test_scrubbing_leaves_no_tie_to_the_launcher():
+    environ = {"PMI_RANK": "1", "PMIX_RANK": "1", "HYDI_CONTROL_FD": "4", "PATH": "p"}
+    settings.scrub_launcher_variables(environ)
+    assert environ == {"PATH": "p"}
