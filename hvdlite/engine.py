@@ -142,7 +142,7 @@ class Engine:
         self._inbox: deque[_Submission] = deque()
         self._in_flight: dict[str, _Submission] = {}  # submitted and not delivered, by name
         self._round: _Running | None = None
-        self._next_round_at = 0.0
+        self._next_round_at = self._round_delay = 0.0
         self._lanes: list[deque[Any]] = [deque() for _ in range(settings.slots)]
         self._active: list[_Running | None] = [None] * settings.slots
         self._next_lane = 0
@@ -213,16 +213,16 @@ class Engine:
                 moved = self._take()
                 moved |= self._negotiate()
                 moved |= self._advance()
+                if self._watch.is_due():
+                    self._look_for_stalls()
                 if moved:
                     pause.reset()
                 elif self._is_idle():
                     self._wake.wait(IDLE_LOOK_SECONDS)
                     self._wake.clear()
-                    self._watch.look([])
                 else:
-                    if pause.is_long:
-                        self._look_for_stalls()
                     pause.take()
+            self._take()
         except BaseException as cause:  # noqa: BLE001 - whatever it was, every waiting thread must hear of it
             self._break_down(cause)
 
@@ -236,15 +236,19 @@ class Engine:
         moved = bool(self._inbox)
         while self._inbox:
             submission = self._inbox.popleft()
+            if self._left or self._negotiator.leaving:  # it came in just before submissions were refused
+                assert self._refusal is not None
+                self._fail([submission.name], self._refusal)
+                continue
             submission.vote = submission.operation.vote()
             self._negotiator.add(submission)
-            self._next_round_at = 0.0
+            self._next_round_at = self._round_delay = 0.0
         return moved
 
     def _negotiate(self) -> bool:
         if self._left:
             return False
-        if self._leave and not self._negotiator.leaving and not any(self._active) and not any(self._lanes):
+        if self._leave and self._round is None and not self._negotiator.leaving and not any(self._active) and not any(self._lanes):
             self._fail(self._negotiator.pending, EngineError("hvdlite.shutdown() was called before this collective was complete; wait for its handle first"))
             self._negotiator.leave()
         if self._round is None:
@@ -265,8 +269,11 @@ class Engine:
         self._schedule(agreement.ready)
         if agreement.leaving:
             self._part(agreement.leaving)
-        elif not agreement.settled_something:  # ranks wait for different things: no hurry
-            self._next_round_at = time.monotonic() + 0.5e-3
+        elif agreement.settled_something:
+            self._round_delay = 0.0
+        else:  # ranks wait for different things: no hurry, and less with every round in vain
+            self._round_delay = min(max(0.5e-3, 1.2 * self._round_delay), 10e-3)
+            self._next_round_at = time.monotonic() + self._round_delay
 
     def _part(self, leaving: frozenset[int]) -> None:
         self._left = leaving
@@ -377,10 +384,6 @@ class _Pause:
     def reset(self) -> None:
         self._pause = self._shortest
         self._started = 0.0
-
-    @property
-    def is_long(self) -> bool:
-        return bool(self._started) and time.monotonic() - self._started > 0.1
 
     def take(self) -> None:
         now = time.monotonic()

@@ -74,7 +74,7 @@ _DETAILS = msgspec.msgpack.Decoder(list[_Detail])
 
 _WORDS = {
     "kind": ("an operation", "call the same collective on every rank"),
-    "tensors": ("tensors", "build the same model on every rank"),
+    "tensors": ("a tensor", "build the same model on every rank"),
     "shapes": ("shape", "give it the same shape on every rank"),
     "dtypes": ("dtype", "give it the same dtype on every rank"),
     "op": ("op", "pass the same op on every rank"),
@@ -213,19 +213,17 @@ class Negotiator:
 
     # --- new names ---
 
-    def _learn(self, announced: list[list[_Detail]], agreement: Agreement) -> None:
+    def _learn(self, announced: list[dict[str, _Detail]], agreement: Agreement) -> None:
         for rank, details in enumerate(announced):
-            for detail in details:
-                name = _SIGNATURE.decode(detail.signature).name
+            for name, detail in details.items():
                 self._forget(name)  # whoever holds it as known must announce it as well, so that the two can be compared
                 self._partial.setdefault(name, {})[rank] = detail
         for name in [n for n, by_rank in self._partial.items() if len(by_rank) == self.num_ranks]:
             by_rank = self._partial.pop(name)
             self._pending.pop(name, None)
             self._told.discard(name)
-            error = _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()})
-            if error:
-                agreement.failed.append((name, error))
+            if any(d.signature != by_rank[0].signature for d in by_rank.values()):
+                agreement.failed.append((name, _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()})))
             else:
                 self._remember(name, by_rank[0].signature)
                 agreement.ready.append((name, reduce(and_, (Vote(d.vote) for d in by_rank.values()))))
@@ -256,16 +254,16 @@ def _set_bits(words: Array) -> list[int]:
     return [int(i) for i in np.flatnonzero(bits)]
 
 
-def _decode_details(rank: int, raw: bytes) -> list[_Detail]:
+def _decode_details(rank: int, raw: bytes) -> dict[str, _Detail]:
     try:
-        return _DETAILS.decode(raw)
+        return {_SIGNATURE.decode(detail.signature).name: detail for detail in _DETAILS.decode(raw)}
     except msgspec.MsgspecError as cause:
         raise EngineError(
             f"rank {rank} sent details that cannot be read ({cause}); the same version of hvdlite is expected on every rank; check with hvdlite doctor"
         ) from cause
 
 
-def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError | None:
+def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError:
     """The first way in which a rank differs from rank 0, put into words."""
     first = by_rank[0]
     for rank in sorted(by_rank)[1:]:
@@ -273,22 +271,19 @@ def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError | Non
         for key, (noun, remedy) in _WORDS.items():
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
-                where, a, b = _narrowed(first, other, key) if key in ("tensors", "shapes", "dtypes") else (name, mine, theirs)
+                where, noun, a, b = _narrowed(first, other, key, noun) if isinstance(mine, tuple) else (name, noun, mine, theirs)
                 return MismatchError(f"{where!r} has {noun} {_shown(a)} on rank 0 but {_shown(b)} on rank {rank}; all ranks must agree; {remedy}")
-    return None
+    raise AssertionError(f"the signatures of {name!r} differ in nothing that is known")
 
 
-def _narrowed(first: Signature, other: Signature, key: str) -> tuple[str, object, object]:
-    """Of a bucket with many tensors, the one that differs."""
+def _narrowed(first: Signature, other: Signature, key: str, noun: str) -> tuple[str, str, object, object]:
+    """Of a bucket or group with many tensors, the one that differs."""
     mine, theirs = getattr(first, key), getattr(other, key)
-    if key == "tensors":
-        odd = [(a, b) for a, b in zip(mine, theirs, strict=False) if a != b]
-        if not odd:
-            return first.name, f"{len(mine)} of them", f"{len(theirs)} of them"
-        return first.name, *odd[0]
-    place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
-    names = first.tensors or (first.name,)
-    return names[place], mine[place], theirs[place]
+    place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+    if place is None:
+        return first.name, "a number of tensors", len(mine), len(theirs)
+    where = first.name if key == "tensors" or not first.tensors else first.tensors[place]
+    return where, noun, mine[place], theirs[place]
 
 
 def _shown(value: object) -> str:

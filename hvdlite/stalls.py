@@ -21,6 +21,8 @@ LOG = logging.getLogger("hvdlite")
 
 ANSWER_SECONDS = 2.0
 """How long a rank that asks waits for the answers."""
+LOOK_SECONDS = 0.1
+"""How often a busy or waiting rank looks for questions."""
 _MAX_NAMES = 20
 
 
@@ -52,6 +54,10 @@ class StallWatch:
         self._quiet_until = 0.0
         self._looked_at = 0.0
 
+    def is_due(self) -> bool:
+        """Whether it is time to look again."""
+        return time.monotonic() - self._looked_at > LOOK_SECONDS
+
     def look(self, waiting: Sequence[tuple[str, float]]) -> StalledError | None:
         """Answer other ranks' questions; ask and report when something here has waited too long.
 
@@ -60,10 +66,7 @@ class StallWatch:
         Returns:
             The error with which to give up, when the limit for that is passed.
         """
-        now = time.monotonic()
-        if now - self._looked_at < 0.1:
-            return None
-        self._looked_at = now
+        now = self._looked_at = time.monotonic()
         self._answer(waiting)
         if not waiting:
             self._asked_at = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Array, dtype_name, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ..errors import MissingDependencyError
-from ._base import CONTROL, Topology
+from ._base import Topology
 
 MAX_COUNT = 1 << 30
 """Most elements in one MPI call: counts are C ints, and messages stay below 2 GiB where the element is a byte."""
