@@ -11,7 +11,7 @@ import hvdlite
 from hvdlite import Average, ReduceOp, SettingError, Sum
 
 from .compression import Compression, is_horovod_compressor
-from .tensors import as_array, as_tensor, borrowed, check, copied
+from .tensors import as_array, as_tensor, borrowed, check, copied, plain
 
 
 class Handle:
@@ -205,7 +205,7 @@ def allreduce_(
 def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
     """Concatenate the ranks' tensors along the first dimension, which may differ. The handle gives a new tensor."""
     check(tensor, name)
-    core = hvdlite.allgather_async(as_array(tensor.detach().contiguous()), name=name)
+    core = hvdlite.allgather_async(as_array(plain(tensor)), name=name)
     return Handle(core, lambda result: as_tensor(result[0]))
 
 
@@ -272,7 +272,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-        whole, lengths = hvdlite.allgather_async(as_array(tensor.detach().contiguous()), name=name).wait()
+        whole, lengths = hvdlite.allgather_async(as_array(plain(tensor)), name=name).wait()
         ctx.rows = (sum(lengths[: hvdlite.rank()]), tensor.shape[0])
         return as_tensor(whole)
 

@@ -50,12 +50,17 @@ def check(tensor: torch.Tensor, name: str | None) -> None:
         raise SettingError(f"{name or 'the tensor'} lies on {tensor.device}; this version of hvdlite exchanges CPU tensors; move it with .cpu()")
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor contiguous, with a lazy conjugation or negation carried out; the same memory where nothing is to be done."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def borrowed(tensor: torch.Tensor, name: str | None) -> tuple[Array, Callable[[], None]]:
     """An array to be written in place of the tensor, and what to call when that is done."""
     check(tensor, name)
-    if tensor.is_contiguous():
-        return as_array(tensor), lambda: None
-    copy = tensor.detach().contiguous()
+    copy = plain(tensor)
+    if copy.data_ptr() == tensor.data_ptr():
+        return as_array(copy), lambda: None
 
     def write_back() -> None:
         with torch.no_grad():
