@@ -86,7 +86,7 @@ def _main_module(file: str | None, spec: importlib.machinery.ModuleSpec | None =
 def _prepare_script(target: str, arguments: list[str]) -> tuple[CodeType, ModuleType]:
     sys.argv = [target, *arguments]
     if os.path.isdir(target):
-        _set_path(target)
+        _set_path(os.path.abspath(target))
         spec = importlib.machinery.PathFinder.find_spec("__main__", [target])
         if spec is None or spec.loader is None:
             raise ImportError(f"can't find '__main__' module in {target!r}")
