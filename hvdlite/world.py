@@ -154,14 +154,15 @@ def metrics() -> dict[str, float]:
 def _make_transport(settings: Settings, comm: Any) -> Transport:
     from .transports.local import LocalTransport
 
+    from .transports import mpi
+
     promised = settings_module.promised_size()
-    wants_mpi = comm is not None or settings.transport == "mpi" or settings_module.under_mpi() or (promised is not None and promised[1] > 1)
+    promises_several = promised is not None and promised[1] > 1
+    wants_mpi = comm is not None or settings.transport == "mpi" or settings_module.under_mpi() or mpi.is_running() or promises_several
     if settings.transport == "local" or not wants_mpi:
         LOG.info("hvdlite: one process (size 1); to use several: hvdliterun -np 2 python %s", os.path.basename(sys.argv[0]) or "train.py")
         return LocalTransport()
-    from .transports.mpi import MpiTransport
-
-    transport = MpiTransport(settings.slots, comm)
+    transport = mpi.MpiTransport(settings.slots, comm)
     settings_module.scrub_launcher_variables()
     if transport.topology.size == 1 and comm is None and promised is not None and promised[1] > 1:
         raise WorldSizeError(
@@ -192,7 +193,8 @@ def _end_the_job_on_exceptions() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         previous(kind, error, trace)
         if _world is not None and _world.topology.size > 1 and _world.pid == os.getpid():
-            sys.stderr.write(f"hvdlite: rank {_world.topology.rank} (pid {os.getpid()}) ends the job: {kind.__name__}: {error}\n")
+            if settings_module.job_directory() is None:  # hvdliterun says it itself, after all output
+                sys.stderr.write(f"hvdlite: rank {_world.topology.rank} (pid {os.getpid()}) ends the job: {kind.__name__}: {error}\n")
             sys.stderr.flush()
             sys.stdout.flush()
             os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
