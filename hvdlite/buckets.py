@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,12 +59,14 @@ def plan(parameters: Sequence[Parameter], compressor: Compressor | None, bucket_
     """
     closed: list[BucketPlan] = []
     open_buckets: dict[tuple[object, ...], list[Parameter]] = {}
+    filled: Counter[tuple[object, ...]] = Counter()  # bytes
     for parameter in parameters:
         accepted = compressor is None or compressor.accepts(parameter.shape)
         key = (parameter.dtype, accepted, parameter.group)
-        members = open_buckets.setdefault(key, [])
-        members.append(parameter)
-        if accepted and parameter.group is None and sum(p.nbytes for p in members) >= bucket_bytes:
+        open_buckets.setdefault(key, []).append(parameter)
+        filled[key] += parameter.nbytes
+        if accepted and parameter.group is None and filled[key] >= bucket_bytes:
+            del filled[key]
             closed.append(BucketPlan(tuple(open_buckets.pop(key)), compressor is not None))
     rest = [BucketPlan(tuple(members), compressor is not None and bool(key[1])) for key, members in open_buckets.items()]
     return closed + rest
@@ -80,12 +83,12 @@ class _Bucket:
     operation: AllReduceOperation | None = None
 
     @property
-    def missing(self) -> list[str]:
-        return [p.name for p in self.plan.parameters if p.name not in self.ready]
+    def missing(self) -> set[str]:
+        return self.views.keys() - self.ready
 
 
 class GradientBuckets:
-    """The gradients of one optimizer, and their exchange."""
+    """The gradients of one optimizer, and their exchange. With the ``order`` of an earlier run they lie as they did there."""
 
     def __init__(
         self,
@@ -97,13 +100,16 @@ class GradientBuckets:
         op: ReduceOp = Average,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        order: Sequence[str] = (),
     ):
         self._world, self._name = world, name
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._signature = ""  # the compressor's, when the buckets' operations were made
-        self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
+        self._observed: list[str] | None = None if order else []  # the order of readiness in the first step; None once it is used
         self._parameters = {p.name: p for p in reversed(parameters)}
+        if order:
+            self._parameters = {name: self._parameters[name] for name in order}
         self._lay_out()
 
     def view(self, name: str) -> Array:
@@ -114,6 +120,11 @@ class GradientBuckets:
     def in_flight(self) -> bool:
         """Whether something was submitted and :meth:`finish` was not called."""
         return any(b.handle is not None for b in self._buckets)
+
+    @property
+    def order(self) -> list[str]:
+        """The parameters as they lie in the buckets; empty until that is final."""
+        return list(self._parameters) if self._observed is None else []
 
     @property
     def plans(self) -> list[BucketPlan]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 import hvdlite
-from hvdlite import GradientBuckets, Parameter, ReduceOp, SettingError
+from hvdlite import GradientBuckets, MismatchError, Parameter, ReduceOp, SettingError
 
 from .compression import Compression
 from .functions import check_equal_parameters
@@ -26,7 +28,7 @@ LOG = logging.getLogger("hvdlite")
 class Options:
     """How an optimizer's gradients are exchanged; the words are those of ``DistributedOptimizer``."""
 
-    named: list[tuple[str, torch.nn.Parameter]]
+    given: list[tuple[str, torch.nn.Parameter]] | None
     compression: Any
     passes: int
     op: ReduceOp
@@ -41,6 +43,7 @@ class Gradients:
 
     def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]], options: Options):
         world = hvdlite.world()
+        self._options = options
         self.passes = options.passes
         self._sparse_as_dense, self._scaler = options.sparse_as_dense, options.grad_scaler
         self._scale: float | None = None
@@ -48,21 +51,37 @@ class Gradients:
         self._seen = dict.fromkeys(self._names, 0)
         self._handed: dict[torch.Tensor, int] = {}  # parameter -> version of its gradient when it was handed over
         self._checked = world.settings.check_parameters == "off"
-        parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
-        self.compressor = Compression.resolve(options.compression)
-        if self.compressor is not None:
-            self.compressor.check({p.name: p.shape for p in parameters})
-        predivide = options.predivide
-        self._buckets = GradientBuckets(
-            world, world.auto_name("optimizer"), parameters, self.compressor, op=options.op, prescale=1.0 / predivide, postscale=predivide
-        )
-        self._views: dict[torch.Tensor, torch.Tensor] = {}
-        self._refresh_views()
+        self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
+        compressor = Compression.resolve(options.compression)
+        self.compressor = copy.deepcopy(compressor) if compressor is options.compression else compressor  # what it remembers is this optimizer's
+        self._name = world.auto_name("optimizer")
+        self._is_agreed = False
+        self._order: list[str] = []
+        self._lay_out([])
         # The parameters outlive this object, and another optimizer may take them over: their hooks must not keep it alive.
         this = weakref.ref(self)
         hooks = [p.register_post_accumulate_grad_hook(lambda parameter: _hand_to(this, parameter)) for p in self._names]  # type: ignore[no-untyped-call]
         self.detach = weakref.finalize(self, _remove, hooks)
         """Stop watching."""
+
+    @property
+    def order(self) -> list[str]:
+        """The order of the parameters in the buckets, once it is final."""
+        return self._buckets.order
+
+    def restore_order(self, order: Sequence[str]) -> None:
+        """Lay the buckets out as in an earlier run, if the parameters are the same; rank 0 decides for all, before the first exchange."""
+        if sorted(order) == sorted(self._names.values()):
+            self._order = list(order)
+
+    def forget_passes(self) -> None:
+        """Begin the step anew: the gradients were cleared."""
+        self._seen = dict.fromkeys(self._seen, 0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a backward pass has run since the last exchange."""
+        return bool(self._handed) or any(self._seen.values())
 
     @property
     def in_flight(self) -> bool:
@@ -81,6 +100,7 @@ class Gradients:
                 "Increase backward_passes_per_step to accumulate gradients locally."
             )
         if not self._handed:
+            self._agree()
             self._follow_loss_scale()
         self._seen[parameter] += 1
         if self._seen[parameter] == self.passes:
@@ -112,18 +132,43 @@ class Gradients:
     def synchronize(self) -> None:
         """Exchange what is left and wait; afterwards every gradient is the mean over the ranks.
 
-        A parameter without a gradient here counts as zero; without one on every rank, it keeps none.
+        A parameter without a gradient here counts as zero; without one on every rank, it keeps none, unless a compressor delivers what
+        it owed.
         """
-        for parameter, seen in self._seen.items():
-            if parameter not in self._handed and parameter.grad is not None and (seen or parameter.grad is not self._views[parameter]):
+        self._agree()
+        for parameter in self._names:
+            if parameter not in self._handed and parameter.grad is not None:
                 self._hand_over(parameter)
         self._check_untouched()
         self._check_start()
         absent = self._buckets.finish()
         for parameter, name in self._names.items():
-            parameter.grad = None if name in absent else self._views[parameter]
-            self._seen[parameter] = 0
+            view = self._views[parameter]
+            parameter.grad = None if name in absent and not view.any() else view
+        self.forget_passes()
         self._handed.clear()
+        self._refresh_views()
+
+    def _agree(self) -> None:
+        """Before the first exchange: that the ranks train the same parameters, and in which order these lie in the buckets."""
+        if self._is_agreed:
+            return
+        self._is_agreed = True
+        everyone = hvdlite.allgather_object(([(p.name, p.shape, p.dtype) for p in self._parameters], self._order), f"{self._name}.parameters")
+        problem = first_difference([theirs for theirs, _ in everyone])
+        if problem:
+            raise MismatchError(problem)
+        order = everyone[0][1]
+        if order != self._buckets.order:
+            self._lay_out(order)
+
+    def _lay_out(self, order: Sequence[str]) -> None:
+        options = self._options
+        self._buckets = GradientBuckets(
+            hvdlite.world(), self._name, self._parameters, self.compressor,
+            op=options.op, prescale=1.0 / options.predivide, postscale=options.predivide, order=order,
+        )  # fmt: skip
+        self._views: dict[torch.Tensor, torch.Tensor] = {}
         self._refresh_views()
 
     def _check_untouched(self) -> None:
@@ -166,6 +211,21 @@ def _remove(hooks: list[RemovableHandle]) -> None:
         hook.remove()
 
 
+def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str | None:
+    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank; None if all are."""
+    for rank, theirs in enumerate(everyone):
+        for ours, other in zip_longest(everyone[0], theirs, fillvalue=("nothing", (), "")):
+            if ours[0] != other[0]:
+                return (
+                    f"rank 0 trains {ours[0]!r} where rank {rank} trains {other[0]!r}; all ranks must train the same parameters, in the same order; "
+                    "build the same model and freeze the same parameters on every rank"
+                )
+            for what, a, b in zip(("shape", "dtype"), ours[1:], other[1:], strict=True):
+                if a != b:
+                    return f"{ours[0]!r} has {what} {a} on rank 0 but {b} on rank {rank}; all ranks must agree; build the same model on every rank"
+    return None
+
+
 def dtype_of(parameter: torch.Tensor, name: str) -> str:
     """What the core calls the parameter's dtype."""
     check(parameter, repr(name))
@@ -187,7 +247,11 @@ def name_parameters(
     if duplicates:
         raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
     known = {id(p): name for name, p in reversed(named)}  # a shared parameter goes by its first name
-    own = [(f"group.{g}.{i}", p) for g, group in enumerate(param_groups) for i, p in enumerate(group["params"])]
+    own = [
+        (name, p)
+        for g, group in enumerate(param_groups)
+        for p, name in zip(group["params"], group.get("param_names") or [f"group.{g}.{i}" for i in range(len(group["params"]))], strict=True)
+    ]
     unnamed = [str(id(p)) for _, p in own if id(p) not in known]
     if named and unnamed and complete:
         raise ValueError(f"named_parameters was specified, but one or more model parameters were not named. Python object ids: {', '.join(unnamed)}")

@@ -31,7 +31,7 @@ class _Distributed(torch.optim.Optimizer):
 
     _gradients: Gradients | None
     _options: Options
-    _frozen: list[torch.nn.Parameter]
+    _frozen: list[tuple[str, torch.nn.Parameter]]
     _synchronized: bool  # the gradients are the mean already, and step() has not been called since
     _by_hand: bool  # ... because the user called synchronize()
     _should_synchronize: bool
@@ -66,11 +66,14 @@ class _Distributed(torch.optim.Optimizer):
         self._by_hand = True
 
     def _complete(self) -> None:
-        if self._gradients is not None and (self._gradients.in_flight or not self._synchronized):
+        if self._gradients is not None and (self._gradients.has_work or not self._synchronized):
             self._gradients.synchronize()
-            if self._thawed():  # unfrozen in the middle of a step: they have gradients, and no bucket yet
+            thawed = self._thawed()
+            if thawed:  # in the middle of a step: they have gradients, and no bucket yet
+                late = Gradients(thawed, replace(self._options, compression=None))
+                late.synchronize()
+                late.detach()
                 self._watch()
-                self._gradients.synchronize()
         self._synchronized = True
 
     @contextmanager
@@ -88,7 +91,7 @@ class _Distributed(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._should_synchronize and self._synchronized and self._by_hand and not (self._gradients and self._gradients.in_flight):
+        if self._should_synchronize and self._synchronized and self._by_hand and not (self._gradients and self._gradients.has_work):
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context.",
@@ -118,6 +121,8 @@ class _Distributed(torch.optim.Optimizer):
                 "This is prohibited as it can cause a race condition."
             )
         self._synchronized = self._by_hand = False
+        if self._gradients is not None:
+            self._gradients.forget_passes()
         super().zero_grad(set_to_none)
         if self._thawed():
             self._watch()
@@ -135,10 +140,11 @@ class _Distributed(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and under ``"hvdlite"`` what the compressor remembers on this rank."""
         state = super().state_dict()
-        compressor = self._gradients.compressor if self._gradients is not None else None
-        if compressor is not None:
+        if self._gradients is not None and self._gradients.compressor is not None:
+            compressor = self._gradients.compressor
             remembered = {name: {q: as_tensor(np.array(a)) for q, a in quantities.items()} for name, quantities in compressor.state_dict().items()}
-            state[STATE_KEY] = {"compression": compressor.spec, "rank": hvdlite.rank(), "size": hvdlite.size(), "state": remembered}
+            own = {"compression": compressor.spec, "rank": hvdlite.rank(), "size": hvdlite.size()}
+            state[STATE_KEY] = own | {"order": self._gradients.order, "state": remembered}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -148,9 +154,10 @@ class _Distributed(torch.optim.Optimizer):
         """
         remembered = state_dict.get(STATE_KEY)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != STATE_KEY})
-        compressor = self._gradients.compressor if self._gradients is not None else None
-        if remembered is None or compressor is None:
+        if remembered is None or self._gradients is None or self._gradients.compressor is None:
             return
+        compressor = self._gradients.compressor
+        self._gradients.restore_order(remembered["order"])
         if remembered["compression"] != compressor.spec:
             LOG.warning("the checkpoint was compressed with %s, this run with %s; the compressor starts afresh", remembered["compression"], compressor.spec)
             return
@@ -170,20 +177,19 @@ class _Distributed(torch.optim.Optimizer):
         if "_options" not in self.__dict__ or hvdlite.size() == 1:
             return
         old, options = self._gradients, self._options
-        named = options.named
         if old is not None:
             if old.in_flight:
                 raise AssertionError("parameters were added after loss.backward() but before optimizer.step(); add them between steps")
             old.detach()
-            named = name_parameters(self.param_groups, named, complete=False)
-        self._frozen = [p for _, p in named if not p.requires_grad]
+        named = name_parameters(self.param_groups, options.given, complete=False)
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         trained = [(name, p) for name, p in named if p.requires_grad]
         self._gradients = Gradients(trained, options)
         if old is not None and old.compressor is not None and self._gradients.compressor is not None:
             self._gradients.compressor.load_state_dict(old.compressor.state_dict())
 
-    def _thawed(self) -> list[torch.nn.Parameter]:
-        return [p for p in self._frozen if p.requires_grad]
+    def _thawed(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, p) for name, p in self._frozen if p.requires_grad]
 
 
 def DistributedOptimizer(
@@ -222,19 +228,24 @@ def DistributedOptimizer(
         raise ValueError(
             "LBFGS evaluates its closure many times a step, which no gradient hook can follow; hvdlite supports every other optimizer; use one of them"
         )
+    op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
         groups = groups or num_groups
     _check_passes(backward_passes_per_step)
-    groups_of_optimizer = optimizer.param_groups
-    named = name_parameters(groups_of_optimizer, named_parameters)
+    given = None if named_parameters is None else list(named_parameters)
+    named = name_parameters(optimizer.param_groups, given)
+    compression = _chosen(compression)
+    compressor = Compression.resolve(compression)
+    if compressor is not None:
+        compressor.check({name: tuple(p.shape) for name, p in named if p.requires_grad})
     options = Options(
-        named=named,
-        compression=_chosen(compression),
+        given=given,
+        compression=compression,
         passes=backward_passes_per_step,
-        op=ReduceOp(op),
+        op=op,
         predivide=gradient_predivide_factor,
         groups=number_groups(groups, [p for _, p in named]),
         sparse_as_dense=sparse_as_dense,

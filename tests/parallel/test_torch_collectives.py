@@ -415,7 +415,7 @@ def test_horovods_two_classes_keep_their_methods():
 
 
 def test_an_unknown_compressor_is_answered_with_the_list():
-    with pytest.raises(AttributeError, match="choose one of .*powersgd"):
+    with pytest.raises(AttributeError, match=r"choose one of .*powersgd"):
         hvd.Compression.zip  # noqa: B018
     with pytest.raises(hvdlite.CompressionError, match="zip"):
         hvd.allreduce(torch.ones(3), compression="zip")
