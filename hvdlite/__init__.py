@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .api import *
+    from .api import *  # noqa: F403 - one list of names, in one place
 else:
 
     def __getattr__(name):
-        from importlib import import_module
+        from importlib import import_module, util
 
+        if (name.startswith("__") and name != "__all__") or util.find_spec(f"hvdlite.{name}"):
+            raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")  # "from . import settings" asks here before it looks for the module
         try:
             return getattr(import_module("hvdlite.api"), name)
         except AttributeError:
