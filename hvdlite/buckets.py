@@ -19,6 +19,7 @@ import numpy as np
 from .arrays import Array, numpy_dtype
 from .compression import Compressor
 from .engine import Handle
+from .errors import HorovodInternalError
 from .operations import AllReduceOperation, Average, BroadcastOperation, ReduceOp
 from .world import World
 
@@ -81,6 +82,8 @@ class _Bucket:
     ready: set[str] = field(default_factory=set)
     handle: Handle | None = None
     operation: AllReduceOperation | None = None
+    signature: str = ""
+    """The compressor's, when the operation was made."""
 
     @property
     def missing(self) -> set[str]:
@@ -105,7 +108,6 @@ class GradientBuckets:
         self._world, self._name = world, name
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
-        self._signature = ""  # the compressor's, when the buckets' operations were made
         self._observed: list[str] | None = None if order else []  # the order of readiness in the first step; None once it is used
         self._parameters = {p.name: p for p in reversed(parameters)}
         if order:
@@ -147,6 +149,8 @@ class GradientBuckets:
 
         Returns:
             The parameters for which no rank had a gradient.
+        Raises:
+            HorovodInternalError: the first failure, after all buckets came to an end; the next step starts afresh.
         """
         for bucket in self._buckets:
             if bucket.handle is None:
@@ -154,13 +158,19 @@ class GradientBuckets:
                     bucket.views[name][...] = 0
                 self._submit(bucket)
         absent: frozenset[str] = frozenset()
+        failures: list[HorovodInternalError] = []
         with self._world.metrics.exposed():
             for bucket in self._buckets:
                 assert bucket.handle is not None
-                absent |= bucket.handle.wait()
+                try:
+                    absent |= bucket.handle.wait()
+                except HorovodInternalError as failure:
+                    failures.append(failure)
         for bucket in self._buckets:
             bucket.handle = None
             bucket.ready.clear()
+        if failures:
+            raise failures[0]
         if self._observed is not None:
             self._adopt_order(self._observed)
             self._observed = None
@@ -168,8 +178,9 @@ class GradientBuckets:
 
     def _submit(self, bucket: _Bucket) -> None:
         compressor = self.compressor if bucket.plan.compressed else None
-        if bucket.operation is None or (compressor is not None and compressor.signature != self._signature):
-            self._signature = "" if compressor is None else compressor.signature
+        signature = "" if compressor is None else compressor.signature
+        if bucket.operation is None or bucket.signature != signature:
+            bucket.signature = signature
             layout = [(p.name, p.shape) for p in bucket.plan.parameters]
             topology = self._world.topology
             bucket.operation = AllReduceOperation(

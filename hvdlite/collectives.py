@@ -81,19 +81,19 @@ def barrier() -> None:
 
 def allreduce(array: Array, *, name: str | None = None, op: ReduceOp = Average, compression: str | Compressor | None = None) -> Array:
     """A new array: the ranks' arrays combined."""
-    result = np.array(array)
+    result = np.array(array, order="C")
     allreduce_async([result], name=name, op=op, compression=compression).wait()
     return result
 
 
 def allgather(array: Array, *, name: str | None = None) -> Array:
     """A new array: the ranks' arrays, one after the other."""
-    return allgather_async(np.ascontiguousarray(array), name=name).wait()[0]
+    return allgather_async(np.asarray(array, order="C"), name=name).wait()[0]
 
 
 def broadcast(array: Array, root_rank: int, *, name: str | None = None) -> Array:
     """A new array: that of ``root_rank``."""
-    result = np.array(array)
+    result = np.array(array, order="C")
     broadcast_async([result], root_rank, name=name).wait()
     return result
 
@@ -124,8 +124,6 @@ def as_compressor(compression: str | Compressor | None) -> Compressor | None:
     """What a user may pass as compression, as a compressor; None for no compression at all."""
     if isinstance(compression, str):
         compression = load(compression)
-    if compression is None or compression.spec == "none":
-        return None
-    if isinstance(compression, Compressor):
-        return compression
-    raise SettingError(f"compression={compression!r} is a {type(compression).__name__}; a spec such as 'powersgd:rank=4' or a Compressor is expected")
+    if compression is not None and not isinstance(compression, Compressor):
+        raise SettingError(f"compression={compression!r} is a {type(compression).__name__}; a spec such as 'powersgd:rank=4' or a Compressor is expected")
+    return None if compression is None or compression.spec == "none" else compression

@@ -80,6 +80,7 @@ class AllReduceOperation(Operation):
     def __post_init__(self) -> None:
         if self.compressor is not None and self.op not in (Average, Sum):
             raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; Average or Sum is expected; reduce it uncompressed")
+        check_arrays(self.name, self.arrays)
         shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
         self.signature = Signature(
@@ -116,12 +117,8 @@ class AllReduceOperation(Operation):
             present = np.array([name not in self.missing for name, _ in self.layout], np.uint8)
             yield AllReduce(present, "max")
             absent = frozenset(name for (name, _), found in zip(self.layout, present, strict=True) if not found)
-        if Vote.FINITE not in vote:
-            for array in self.arrays:
-                array[...] = math.nan
-        else:
-            for part in self._parts([self]):
-                yield from part
+        for part in self._parts([self], finite=Vote.FINITE in vote):
+            yield from part
         return absent
 
     def fused(self, operations: Sequence[AllReduceOperation]) -> Program:
@@ -130,15 +127,23 @@ class AllReduceOperation(Operation):
             yield from part
         return [frozenset()] * len(operations)
 
-    def _parts(self, operations: Sequence[AllReduceOperation]) -> Iterator[Program]:
+    def _parts(self, operations: Sequence[AllReduceOperation], *, finite: bool = True) -> Iterator[Program]:
         arrays = [(op.name, array) for op in operations for array in op.arrays]
         groups: dict[tuple[str, bool], list[tuple[str, Array]]] = {}
         for number, (name, array) in enumerate(arrays):
-            accepted = self.compressor is not None and (bool(self.layout) or self.compressor.accepts(array.shape))
+            accepted = self.compressor is not None and self._is_encoded(array) and (bool(self.layout) or self.compressor.accepts(array.shape))
             key = name if len(arrays) == 1 else f"{name}[{number}]"
             groups.setdefault((dtype_name(array), accepted), []).append((key, array))
         for (_, accepted), group in groups.items():
-            yield self._reduced(group, self.compressor if accepted else None)
+            if accepted and not finite:
+                for _, array in group:
+                    array[...] = math.nan
+            else:
+                yield self._reduced(group, self.compressor if accepted else None)
+
+    def _is_encoded(self, array: Array) -> bool:
+        """Compressors work on real numbers; counters and masks of a group travel as they are."""
+        return self.compressor is not None and (self.compressor.any_dtype or dtype_name(array).startswith(("float", "bfloat")))
 
     def _reduced(self, group: list[tuple[str, Array]], compressor: Compressor | None) -> Program:
         """Reduce arrays of one dtype as one vector."""
@@ -195,6 +200,7 @@ class AllGatherOperation(Operation):
     kind: ClassVar[str] = "allgather"
 
     def __post_init__(self) -> None:
+        check_arrays(self.name, [self.array])
         if len(self.array.shape) == 0:
             raise SettingError(f"{self.name!r} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)")
         self.nbytes = int(self.array.nbytes)
@@ -222,6 +228,7 @@ class BroadcastOperation(Operation):
     kind: ClassVar[str] = "broadcast"
 
     def __post_init__(self) -> None:
+        check_arrays(self.name, self.arrays)
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
         self.signature = Signature(
             name=self.name,
@@ -255,6 +262,19 @@ class BarrierOperation(Operation):
         yield from ()
 
 
+def check_arrays(name: str, arrays: Sequence[Array]) -> None:
+    """Raise for arrays that cannot be sent: those of objects, and those whose entries do not lie side by side, since results are written in place."""
+    for array in arrays:
+        ops(array)
+        if isinstance(array, np.ndarray):
+            if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names:
+                raise SettingError(
+                    f"{name!r} has dtype {array.dtype}; numbers or booleans are expected; send other things with broadcast_object or allgather_object"
+                )
+            if not array.flags.c_contiguous:
+                raise SettingError(f"{name!r} is not contiguous; entries that lie side by side in C order are expected; pass numpy.ascontiguousarray(x)")
+
+
 def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postscale: float) -> None:
     """Raise :class:`hvdlite.errors.SettingError` for what no reduction can mean."""
     if dtype == "bool" and op not in (Min, Max):
@@ -273,7 +293,8 @@ def _divide(flat: Array, divisor: int) -> None:
     if is_floating(dtype_name(flat)):
         flat /= divisor
     else:
-        flat[...] = np.trunc(np.asarray(flat, np.float64) / divisor)
+        wide = np.asarray(flat, np.uint64 if dtype_name(flat) == "uint64" else np.int64)
+        flat[...] = (wide - np.fmod(wide, divisor)) // divisor
 
 
 def _scale(flat: Array, factor: float) -> None:

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 2.0
 """How long a rank that asks waits for the answers."""
 LOOK_SECONDS = 0.1
 """How often a busy or waiting rank looks for questions."""
-_MAX_NAMES = 20
+_MAX_NAMES, _MAX_NAME_BYTES = 20, 16 << 10  # in a note
 
 
 class _Ask(msgspec.Struct, tag="ask", frozen=True):
@@ -71,7 +71,7 @@ class StallWatch:
         if not waiting:
             self._asked_at = 0.0
             return None
-        names = [name for name, _ in waiting][:_MAX_NAMES]
+        names = _some([name for name, _ in waiting])
         longest = now - min(since for _, since in waiting)
         if self._asked_at and now - self._asked_at > ANSWER_SECONDS:
             return self._conclude(names, longest)
@@ -89,9 +89,13 @@ class StallWatch:
     def _answer(self, waiting: Sequence[tuple[str, float]]) -> None:
         mine = [name for name, _ in waiting]
         for sender, raw in self._transport.notes():
-            match _DECODE(raw):
+            try:
+                note = _DECODE(raw)
+            except msgspec.MsgspecError:  # cut off, or from another version: as good as no answer
+                continue
+            match note:
                 case _Ask(names):
-                    tell = _Tell([n for n in names if n in mine], mine[:_MAX_NAMES], where_is_the_main_thread(), socket.gethostname(), os.getpid())
+                    tell = _Tell([n for n in names if n in mine], _some(mine), where_is_the_main_thread(), socket.gethostname(), os.getpid())
                     self._transport.post(sender, _ENCODE(tell))
                 case tell:
                     self._told[sender] = tell
@@ -99,7 +103,10 @@ class StallWatch:
     def _conclude(self, names: list[str], longest: float) -> StalledError | None:
         report = self._report(names, longest)
         self._asked_at = 0.0
-        self._quiet_until = time.monotonic() + max(self._warn_after, 1.0)
+        now = time.monotonic()
+        self._quiet_until = now + max(self._warn_after, 1.0)
+        if self._fail_after >= longest:
+            self._quiet_until = min(self._quiet_until, now + self._fail_after - longest)
         first_to_wait = all(rank > self._transport.topology.rank for rank, tell in self._told.items() if set(names) <= set(tell.has))
         if self._fail_after and longest > self._fail_after:
             return StalledError(report)
@@ -134,6 +141,17 @@ def where_is_the_main_thread() -> str:
         frame = frame.f_back
     found = frame or innermost
     return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}" if found else "an unknown place"
+
+
+def _some(names: Sequence[str]) -> list[str]:
+    """The first of them, as many as fit into a note."""
+    room, found = _MAX_NAME_BYTES, []
+    for name in names[:_MAX_NAMES]:
+        room -= len(name.encode())
+        if room < 0:
+            break
+        found.append(name)
+    return found
 
 
 def _listed(names: Sequence[str]) -> str:

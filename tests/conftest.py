@@ -51,7 +51,9 @@ def python(tmp_path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         path = tmp_path / "code.py"
         path.write_text(code, encoding="utf-8")
         command = [executable, str(path)]
-        return subprocess.run(command, env=environment(**more), cwd=tmp_path, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL, check=False)
+        return subprocess.run(
+            command, env=environment(**more), cwd=tmp_path, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL, check=False
+        )
 
     return run
 

@@ -282,7 +282,7 @@ def test_memory_stays_bounded():
     negotiator = ranks.negotiators[0]
     assert len(negotiator._known) == 64
     assert len(negotiator._slots) == 64
-    assert not (negotiator._told or negotiator._partial or negotiator._pending)
+    assert [*negotiator._told, *negotiator._partial, *negotiator._pending] == []
 
 
 @pytest.mark.parametrize("size", [2, 64, 65, 100])

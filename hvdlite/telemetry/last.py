@@ -15,10 +15,17 @@ class LastCollective:
         self._map: mmap.mmap | None = None
         if directory is None:
             return
-        descriptor = os.open(os.path.join(directory, f"rank.{rank}.last"), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.ftruncate(descriptor, _BYTES)
-        self._map = mmap.mmap(descriptor, _BYTES)
-        os.close(descriptor)
+        try:
+            descriptor = os.open(os.path.join(directory, f"rank.{rank}.last"), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError:  # the job's folder is gone or full: a report is not worth a training
+            return
+        try:
+            os.posix_fallocate(descriptor, 0, _BYTES)  # now, because a full disk would answer a later write with SIGBUS
+            self._map = mmap.mmap(descriptor, _BYTES)
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
 
     def write(self, kind: str, name: str) -> None:
         """Note that ``kind`` of ``name`` begins."""

@@ -7,6 +7,8 @@ from the communication thread.
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,12 +39,18 @@ def load_mpi() -> Any:
         ) from cause
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalize, MPI)
+        atexit.register(_finalize, MPI, os.getpid())
     return MPI
 
 
-def _finalize(MPI: Any) -> None:
-    if not MPI.Is_finalized():
+def is_running() -> bool:
+    """Whether this process is already part of an MPI job, whatever its environment says by now."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    return loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized()
+
+
+def _finalize(MPI: Any, pid: int) -> None:
+    if pid == os.getpid() and not MPI.Is_finalized():  # a forked child has no part in its parent's MPI
         MPI.Finalize()
 
 

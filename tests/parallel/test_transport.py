@@ -1,0 +1,117 @@
+"""The MPI transport answers as the simulator does, in one piece or in many."""
+
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hvdlite as hvd
+from hvdlite.compression import AllGather, AllReduce, AllToAll, Broadcast
+from hvdlite.compression._simulate import answer
+from hvdlite.transports import CONTROL
+from hvdlite.transports import mpi as mpi_module
+
+
+@pytest.fixture(scope="module")
+def transport(_world):
+    """A transport of its own: the engine's belongs to the engine's thread."""
+    made = mpi_module.MpiTransport(2)
+    made.is_quiet = True
+    yield made
+    if made.is_quiet:  # freeing a communicator waits for what is under way on it
+        made.close()
+
+
+def finish(transport, pending):
+    deadline = time.monotonic() + 60
+    transport.is_quiet = False
+    while not pending.done():
+        assert time.monotonic() < deadline, "the request does not end"
+        time.sleep(1e-5)
+    transport.is_quiet = True
+    return pending.answer()
+
+
+def noise(rank: int, count: int, dtype: str) -> np.ndarray:
+    values = np.random.default_rng(rank).integers(0, 3, count)
+    return values.astype(getattr(ml_dtypes, dtype, None) or dtype)
+
+
+REQUESTS = {
+    **{f"allreduce-{op}-{dtype}": (lambda r, p, op=op, dtype=dtype: AllReduce(noise(r, 41, dtype), op))
+       for op in ("sum", "min", "max", "product") for dtype in ("uint8", "int64", "float32")},
+    "allreduce-band": lambda r, p: AllReduce(np.random.default_rng(r).integers(0, 1 << 63, 37, np.uint64), "band"),
+    "allreduce-matrix": lambda r, p: AllReduce(noise(r, 42, "float32").reshape(6, 7)),
+    "allreduce-scalar": lambda r, p: AllReduce(np.array(float(r))),
+    "allreduce-nothing": lambda r, p: AllReduce(np.zeros((0, 3))),
+    "allgather": lambda r, p: AllGather((noise(r, 40, "float32"), noise(r, 3, "int64"), noise(r, 5, "bfloat16"))),
+    "allgather-large": lambda r, p: AllGather((noise(r, 100, "float64"),)),
+    "allgather-nothing": lambda r, p: AllGather((noise(r, 0, "float32"),)),
+    "allgather-matrix": lambda r, p: AllGather((noise(r, 12, "float32").reshape(3, 4), np.array(1.5))),
+    "allgatherv": lambda r, p: AllGather((noise(r, 30 * r, "uint8"),), tuple(30 * q for q in range(p))),
+    "alltoall": lambda r, p: AllToAll([(noise(10 * r + q, 23, "float16"), noise(r, 1, "float32")) for q in range(p)]),
+    "alltoall-large": lambda r, p: AllToAll([(noise(10 * r + q, 150, "float32"),) for q in range(p)]),
+    "alltoall-nothing": lambda r, p: AllToAll([(noise(r, 0, "float32"),) for q in range(p)]),
+    **{f"broadcast-{dtype}": (lambda r, p, dtype=dtype: Broadcast(noise(r, 50, dtype), p - 1)) for dtype in ("bool", "bfloat16", "complex64", "float64")},
+    "broadcast-scalar": lambda r, p: Broadcast(np.array(float(r)), 0),
+    "broadcast-nothing": lambda r, p: Broadcast(np.zeros(0), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("max_count", [1 << 30, 16])
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypatch, kind, max_count):
+    monkeypatch.setattr(mpi_module, "MAX_COUNT", max_count)
+    asked = [REQUESTS[kind](r, size) for r in range(size)]
+    expected = answer([REQUESTS[kind](r, size) for r in range(size)])[rank]
+    found = finish(transport, transport.start(asked[rank], CONTROL if kind == "allreduce-band" else 1))
+    if isinstance(asked[rank], AllReduce | Broadcast):
+        assert found is asked[rank].array
+        assert found.tobytes() == expected.tobytes()
+    else:
+        assert [[(a.shape, a.dtype, a.tobytes()) for a in row] for row in found] == [[(a.shape, a.dtype, a.tobytes()) for a in row] for row in expected]
+
+
+def test_pieces_are_really_sent(transport, rank, size, monkeypatch):
+    monkeypatch.setattr(mpi_module, "MAX_COUNT", 7)
+    requests = {
+        "reduce": AllReduce(np.ones(50)),
+        "gather": AllGather((np.ones(50),)),
+        "exchange": AllToAll([(np.ones(5),)] * size),
+        "spread": Broadcast(np.ones(5), 0),
+    }
+    counts = {}
+    for name, request in requests.items():
+        pending = transport.start(request, 0)
+        counts[name] = len(pending._requests)
+        finish(transport, pending)
+    assert counts == {"reduce": 8, "gather": 58 * size, "exchange": 6, "spread": 6}
+
+
+def test_lanes_do_not_mix(transport, rank):
+    """Started in one order, finished in another on every rank."""
+    arrays = [np.full(1000, 10.0 * lane + rank) for lane in range(2)]
+    pending = [transport.start(AllReduce(a, "max"), lane) for lane, a in enumerate(arrays)]
+    for lane in (0, 1) if rank % 2 else (1, 0):
+        finish(transport, pending[lane])
+    assert [a[0] for a in arrays] == [hvd.size() - 1, 10 + hvd.size() - 1]
+
+
+def test_notes_reach_their_reader(transport, rank, size):
+    others = [r for r in range(size) if r != rank]
+    for other in others:
+        transport.post(other, f"from {rank} to {other}".encode())
+    found: dict[int, bytes] = {}
+    deadline = time.monotonic() + 60
+    while len(found) < len(others):
+        found |= dict(transport.notes())
+        assert time.monotonic() < deadline
+    assert found == {other: f"from {other} to {rank}".encode() for other in others}
+    hvd.barrier()
+    assert transport.notes() == []
+
+
+def test_the_topology_is_of_one_node(transport, rank, size):
+    t = transport.topology
+    assert (t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size, t.is_homogeneous) == (rank, size, rank, size, 0, 1, True)

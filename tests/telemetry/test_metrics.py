@@ -1,0 +1,39 @@
+import time
+
+import numpy as np
+import pytest
+
+from hvdlite.compression import AllGather, AllReduce
+from hvdlite.telemetry.metrics import Metrics
+
+
+def test_payload_and_negotiation_are_counted_apart():
+    metrics = Metrics()
+    metrics.sent(AllReduce(np.zeros(100, np.float32)), 4, control=False)
+    metrics.sent(AllGather((np.zeros(10, np.uint8),)), 4, control=True)
+    assert (metrics.wire_bytes, metrics.control_bytes) == (600, 30)
+
+
+def test_waits_add_up_also_when_they_fail():
+    metrics = Metrics()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x"), metrics.exposed():
+            time.sleep(0.02)
+            raise ValueError("x")
+    assert 40 <= metrics.exposed_ms < 5000
+
+
+def test_a_snapshot_does_not_change_any_more():
+    metrics = Metrics()
+    before = metrics.snapshot()
+    metrics.exchanges += 1
+    assert before["exchanges"] == 0
+    assert before.keys() == {
+        "wire_bytes",
+        "control_bytes",
+        "dense_bytes",
+        "exchanges",
+        "negotiation_rounds",
+        "codec_ms",
+        "exposed_ms",
+    }
