@@ -15,7 +15,7 @@ else:
     def __getattr__(name):
         from importlib import import_module, util
 
-        if (name.startswith("__") and name != "__all__") or util.find_spec(f"hvdlite.{name}"):
+        if (name.startswith("__") and name != "__all__") or (name != "world" and util.find_spec(f"hvdlite.{name}")):
             raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")  # "from . import settings" asks here before it looks for the module
         try:
             return getattr(import_module("hvdlite.api"), name)

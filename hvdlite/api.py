@@ -1,5 +1,6 @@
 """The public names of hvdlite, in one list. ``import hvdlite`` gives them, and loads this module when the first one is used."""
 
+import sys
 
 from .arrays import Array
 from .buckets import GradientBuckets, Parameter
@@ -91,3 +92,5 @@ __all__ = [
     "size",
     "world",
 ]
+
+sys.modules[__package__].world = world  # type: ignore[attr-defined]  # the submodule of that name would hide the function
