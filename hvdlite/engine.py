@@ -170,7 +170,8 @@ class Engine:
                 raise self._refusal
             if submission.name in self._in_flight:
                 raise DuplicateNameError(
-                    f"{submission.name!r} is still being processed on rank {self._transport.topology.rank}; names in flight are unique; wait for its handle or pass another name"
+                    f"{submission.name!r} is still being processed on rank {self._transport.topology.rank}; names in flight are unique; "
+                    "wait for its handle or pass another name"
                 )
             if self._thread is not None:
                 self._in_flight[submission.name] = submission

@@ -152,9 +152,8 @@ def metrics() -> dict[str, float]:
 
 
 def _make_transport(settings: Settings, comm: Any) -> Transport:
-    from .transports.local import LocalTransport
-
     from .transports import mpi
+    from .transports.local import LocalTransport
 
     promised = settings_module.promised_size()
     promises_several = promised is not None and promised[1] > 1

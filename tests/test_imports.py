@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "world": {"engine", "errors", "settings", "telemetry", "transports"},
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
-    "": CORE | {"collectives"},  # hvdlite/__init__.py
+    "api": CORE | {"collectives"},
+    "": {"api"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "errors", "settings"},
     "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry"},
@@ -114,7 +115,7 @@ def test_the_walk_sees_relative_and_absolute_imports():
 
 @pytest.mark.parametrize("heavy", ["torch", "tensorflow", "keras", "mpi4py", "matplotlib"])
 def test_importing_hvdlite_loads_no(heavy, python):
-    done = python(f"import sys, hvdlite, hvdlite.cli; assert not [m for m in sys.modules if m.split('.')[0] == {heavy!r}]")
+    done = python(f"import sys, hvdlite, hvdlite.cli; hvdlite.init; assert not [m for m in sys.modules if m.split('.')[0] == {heavy!r}]")
     assert done.returncode == 0, done.stderr
 
 
@@ -126,7 +127,7 @@ def test_importing_hvdlite_does_nothing(python):
 def _public_packages():
     import hvdlite
 
-    yield "hvdlite"
+    yield "hvdlite.api"
     for module in pkgutil.iter_modules(hvdlite.__path__):
         if module.ispkg and module.name not in ("torch", "tensorflow", "keras"):
             yield f"hvdlite.{module.name}"
@@ -134,6 +135,10 @@ def _public_packages():
 
 @pytest.mark.parametrize("name", [*_public_packages(), "hvdlite.torch"])
 def test_all_is_sorted_and_complete(name):
+    import hvdlite
+
+    assert hvdlite.__all__ == importlib.import_module("hvdlite.api").__all__
+    assert set(hvdlite.__all__) <= set(dir(hvdlite))
     if name == "hvdlite.torch":
         pytest.importorskip("torch")
     module = importlib.import_module(name)

@@ -1,8 +1,7 @@
+import contextlib
 import time
 
 import numpy as np
-import pytest
-
 from hvdlite.compression import AllGather, AllReduce
 from hvdlite.telemetry.metrics import Metrics
 
@@ -17,9 +16,9 @@ def test_payload_and_negotiation_are_counted_apart():
 def test_waits_add_up_also_when_they_fail():
     metrics = Metrics()
     for _ in range(2):
-        with pytest.raises(ValueError, match="x"), metrics.exposed():
+        with contextlib.suppress(ZeroDivisionError), metrics.exposed():
             time.sleep(0.02)
-            raise ValueError("x")
+            1 / 0  # noqa: B018
     assert 40 <= metrics.exposed_ms < 5000
 
 
