@@ -347,6 +347,17 @@ def test_what_is_submitted_as_a_peer_leaves_does_not_wait_forever(thread_world):
         assert type(error_of(handle)) is PeerLeftError
 
 
+def test_what_was_accepted_just_before_a_peer_left_fails_like_the_rest(thread_world):
+    world = thread_world(2)
+    first = world.engines[0].submit(BarrierOperation("first"))
+    until(lambda: world.engines[0]._negotiator.pending)
+    with Held(world.engines[0]):
+        late = world.engines[0].submit(BarrierOperation("late"))  # accepted, and not looked at until the peer is gone
+        threading.Thread(target=world.engines[1].stop, daemon=True).start()
+        assert type(error_of(first)) is PeerLeftError
+    assert type(error_of(late)) is PeerLeftError
+
+
 def test_ranks_that_wait_for_different_things_are_told(thread_world):
     world = thread_world(2, stall_shutdown_seconds=0.3)
     handles = [world.engines[r].submit(reduction(f"t{r}", np.ones(2), r, 2)) for r in range(2)]

@@ -2,6 +2,7 @@ import contextlib
 import time
 
 import numpy as np
+
 from hvdlite.compression import AllGather, AllReduce
 from hvdlite.telemetry.metrics import Metrics
 
