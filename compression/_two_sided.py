@@ -6,11 +6,12 @@ overflows. Known as the two-sided or class C scheme (Tang et al., "1-bit Adam", 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..arrays import Array, dtype_name, ops
-from ._contract import AllGather, AllToAll, Bucket, Dense, Exchange, concatenated
+from ..arrays import ADD, SET, SUBTRACT, Array, How, bits, dtype_name, loops, ops, put
+from ._contract import AllGather, AllToAll, Bucket, Exchange
 
 
 class Codec(Protocol):
@@ -21,10 +22,10 @@ class Codec(Protocol):
         """Chunk lengths are multiples of this many elements."""
 
     def encode(self, chunk: Array) -> tuple[Array, ...]:
-        """The chunk as payload arrays, of shapes that depend on its length alone."""
+        """The chunk, which is contiguous, as payload arrays, of shapes that depend on its length alone."""
 
-    def decode(self, payload: tuple[Array, ...]) -> Array:
-        """The payload as a new float32 vector."""
+    def decode(self, payload: tuple[Array, ...], into: Array, how: How = SET) -> None:
+        """Write the payload into a float32 vector, or add it there, or subtract it; as many entries as the vector has, if not all."""
 
     def payload_bytes(self, num_elements: int) -> int:
         """Size of the payload of a chunk."""
@@ -41,13 +42,64 @@ class Cast:
         """The chunk in ``dtype``."""
         return (ops(chunk).cast(chunk, self.dtype),)
 
-    def decode(self, payload: tuple[Array, ...]) -> Array:
-        """The payload in float32."""
-        return ops(payload[0]).cast(payload[0], "float32")
+    def decode(self, payload: tuple[Array, ...], into: Array, how: How = SET) -> None:
+        """The payload in float32, or unchanged where its own type is wanted."""
+        narrow = payload[0][: into.shape[0]]
+        if dtype_name(into) == self.dtype:
+            put(into, narrow, how)
+        elif self.dtype == "bfloat16" and (fast := loops(narrow, into)):
+            fast.from_bfloat(bits(narrow), into, how)
+        elif self.dtype == "float16" and (fast := loops(narrow, into)):
+            fast.from_half(narrow, 1.0, into, how)
+        else:
+            put(into, ops(narrow).cast(narrow, "float32"), how)
 
     def payload_bytes(self, num_elements: int) -> int:
         """Two bytes an element for the 16-bit types, one for the 8-bit ones."""
         return num_elements * (1 if "8" in self.dtype else 2)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a rank sent in :func:`two_sided`: its chunks, less what was lost when it encoded the mean of the chunk it is responsible for.
+
+    That loss is everybody's, and only this rank knows it. Counting it, times the number of ranks, as not sent lets error feedback
+    deliver it later: the mean over the ranks of what they sent is exactly what arrived, and there is no second residual to keep.
+    """
+
+    codec: Codec
+    chunks: Sequence[tuple[Array, ...]]
+    rank: int
+    mean: Array  # of this rank's chunk, in float32
+    encoded_mean: tuple[Array, ...]
+    length: int
+
+    def subtract_from(self, given: Array) -> None:
+        """``given -= vector()``, in place, chunk by chunk."""
+        self._decode(given, SUBTRACT)
+
+    def vector(self) -> Array:
+        """The same as one vector."""
+        vector = ops(self.mean).empty((self.length,), "float32")
+        self._decode(vector, SET)
+        return vector
+
+    def _decode(self, into: Array, how: How) -> None:
+        share = self.mean.shape[0]
+        for rank, payload in enumerate(self.chunks):
+            part = into[rank * share : (rank + 1) * share]
+            if rank == self.rank:
+                put(part, self._own(), how)
+            else:
+                self.codec.decode(payload, part, how)
+
+    def _own(self) -> Array:
+        lost = ops(self.mean).empty(self.mean.shape, "float32")
+        lost[:] = self.mean
+        self.codec.decode(self.encoded_mean, lost, SUBTRACT)
+        lost *= -len(self.chunks)
+        self.codec.decode(self.chunks[self.rank], lost, ADD)
+        return lost
 
 
 def chunk_elements(num_elements: int, num_ranks: int, block: int) -> int:
@@ -66,18 +118,24 @@ def two_sided(bucket: Bucket, codec: Codec, op: Literal["sum", "min", "max", "pr
     share = chunk_elements(n, ranks, codec.block)
     encoded = [codec.encode(_padded(flat[r * share : (r + 1) * share], share)) for r in range(ranks)]
     received = yield AllToAll(encoded)
-    total = codec.decode(received[0])
+    total = xp.empty((share,), "float32")
+    codec.decode(received[0], total)
     for payload in received[1:]:  # in the order of the ranks: the same bits every time
-        total = xp.combine(op, total, codec.decode(payload))
+        if op == "sum":
+            codec.decode(payload, total, ADD)
+        else:
+            other = xp.empty((share,), "float32")
+            codec.decode(payload, other)
+            total = xp.combine(op, total, other)
     if factor is None:
         total /= ranks
     elif factor != 1.0:
         total *= factor
-    gathered = yield AllGather(codec.encode(total))
+    encoded_mean = codec.encode(total)
+    gathered = yield AllGather(encoded_mean)
     for r, payload in enumerate(gathered):
-        part = bucket.out[r * share : (r + 1) * share]
-        part[:] = xp.cast(codec.decode(payload)[: part.shape[0]], dtype_name(bucket.out))
-    return bucket.out, Dense(lambda: concatenated([codec.decode(p) for p in encoded])[:n])
+        codec.decode(payload, bucket.out[r * share : (r + 1) * share])
+    return bucket.out, Encoded(codec, encoded, bucket.rank, total, encoded_mean, n)
 
 
 def two_sided_bytes(codec: Codec, num_elements: int, num_ranks: int) -> int:

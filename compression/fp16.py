@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..arrays import Array, bits, ops
+from ..arrays import SET, Array, How, bits, loops, ops, put
 from ._contract import Bucket, Compressor, Exchange
 from ._two_sided import two_sided, two_sided_bytes
 
@@ -29,12 +29,19 @@ class _ScaledHalf:
         exponent += _HALF_STEP  # an entry that float16 rounds up to the next power of two counts as that one
         exponent &= _EXPONENT
         unit = unit.clip(2.0**-112, 2.0**127) * 2.0**-_TOP  # a unit below 2**-126 would be denormal
+        if fast := loops(chunk):
+            half = xp.empty(chunk.shape, "float16")
+            fast.to_half(chunk, half, 1 / float(unit[0]))
+            return half, unit
         return xp.cast(chunk / unit, "float16"), unit
 
-    def decode(self, payload: tuple[Array, ...]) -> Array:
+    def decode(self, payload: tuple[Array, ...], into: Array, how: How = SET) -> None:
         """The entries in float32."""
         half, unit = payload
-        return ops(half).cast(half, "float32") * unit
+        if fast := loops(half, into):
+            fast.from_half(half, float(unit[0]), into, how)
+        else:
+            put(into, ops(half).cast(half, "float32") * unit, how)
 
     def payload_bytes(self, num_elements: int) -> int:
         """Two bytes an entry, four for the unit."""

@@ -7,41 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..arrays import Array, bits, ops
 from ..errors import CompressionError
 from ._contract import Bucket, Compressor, Exchange
+from ._levels import Levels
 from ._two_sided import two_sided, two_sided_bytes
-
-_LEVELS = 127
-_PER_LEVEL = (1 + 2.0**-20) / _LEVELS  # a little too much, so that the scale of 127 * s is s again after it is truncated
-_SCALE_BITS = -128  # clears the last 7 bits of a scale: its products with 7-bit levels are then exact in float32
-
-
-@dataclass(frozen=True)
-class _Levels:
-    """int8 levels in units of one scale a block."""
-
-    block: int
-
-    def encode(self, chunk: Array) -> tuple[Array, ...]:
-        """int8 levels, and one float32 scale a block."""
-        xp = ops(chunk)
-        blocks = chunk.reshape(-1, self.block)
-        scale = (xp.block_absmax(blocks) * _PER_LEVEL).clip(2.0**-126, None)  # a denormal scale would have too few bits, 0 none
-        kept = bits(scale)
-        kept &= _SCALE_BITS
-        return xp.cast(xp.rint(blocks / scale[:, None]).reshape(-1), "int8"), scale
-
-    def decode(self, payload: tuple[Array, ...]) -> Array:
-        """Level times scale."""
-        levels, scale = payload
-        blocks = ops(levels).cast(levels, "float32").reshape(-1, self.block)
-        blocks *= scale[:, None]
-        return blocks.reshape(-1)
-
-    def payload_bytes(self, num_elements: int) -> int:
-        """One byte an entry, four a block."""
-        return num_elements + 4 * (num_elements // self.block)
 
 
 @dataclass
@@ -66,8 +35,8 @@ class Int8(Compressor):
 
     def exchange(self, bucket: Bucket) -> Exchange:
         """One exchange of quantised chunks, one gather of their quantised means."""
-        return two_sided(bucket, _Levels(self.block))
+        return two_sided(bucket, Levels(self.block, bits=8))
 
     def wire_bytes(self, shapes: Sequence[Sequence[int]], num_ranks: int) -> int:
         """A quarter of the gradient, and the scales."""
-        return two_sided_bytes(_Levels(self.block), sum(map(math.prod, shapes)), num_ranks)
+        return two_sided_bytes(Levels(self.block, bits=8), sum(map(math.prod, shapes)), num_ranks)

@@ -2,7 +2,8 @@
 
 ``ops(x)`` looks the implementation up by the type of ``x``; torch is never imported here, only found when the caller already has a
 tensor. numpy is the definition of every result. On the CPU each framework's tensors are numpy views without a copy, so numpy is the
-one CPU implementation; the torch half exists for device memory.
+one CPU implementation; the torch half exists for device memory. Where a compiler was there, the hot loops on numpy arrays are C, and
+give the same bits (:func:`loops`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +23,12 @@ Array: TypeAlias = Any
 
 NARROW_FLOATS = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 """Types in which nothing is ever summed: they are widened to float32 first."""
+
+How: TypeAlias = Literal[0, 1, 2]
+"""What becomes of a computed vector in the memory it is meant for: ``SET``, ``ADD`` or ``SUBTRACT``."""
+SET: Literal[0] = 0
+ADD: Literal[1] = 1
+SUBTRACT: Literal[2] = 2
 
 _FOREIGN_TO_NUMPY = NARROW_FLOATS - {"float16"}  # numpy knows them through ml_dtypes only, and torch does not convert them
 
@@ -72,8 +81,11 @@ class ArrayOps(Protocol):
     def combine(self, op: str, into: Array, other: Array) -> Array:
         """``into = op(into, other)`` entry by entry, in place; op is sum, min, max or product."""
 
+    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
+        """``out = (arrays[0] + arrays[1] + ...) * factor``, added in this order; ``out`` overlaps none of them."""
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
-        """``out[index] += values`` for distinct indices."""
+        """``out[index] += values`` for distinct indices, none of them negative."""
 
     def matmul(self, left: Array, right: Array, out: Array) -> None:
         """``out = left @ right``, written in place."""
@@ -82,6 +94,8 @@ class ArrayOps(Protocol):
         """Orthonormal columns for each matrix of a (batch, rows, columns) stack, by QR. A zero matrix gives unit vectors, never NaN."""
 
 
+_COMPILED_CASTS = {("float32", "float16"), ("float32", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32")}
+_INFINITY_16 = {"float16": 0x7C00, "bfloat16": 0x7F80}
 _NUMPY_REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 
 
@@ -99,6 +113,18 @@ class _Numpy:
         return np.asarray(array)
 
     def cast(self, array: Array, dtype: str) -> Array:
+        pair = (dtype_name(array), dtype)
+        if pair in _COMPILED_CASTS and (fast := loops(array)):
+            result = np.empty(array.shape, numpy_dtype(dtype))
+            if pair == ("float32", "float16"):
+                fast.to_half(array, result, 1.0)
+            elif pair == ("float32", "bfloat16"):
+                fast.to_bfloat(array, bits(result))
+            elif pair == ("float16", "float32"):
+                fast.from_half(array, 1.0, result, SET)
+            else:
+                fast.from_bfloat(bits(array), result, SET)
+            return result
         with np.errstate(over="ignore"):
             return array.astype(numpy_dtype(dtype), copy=False)
 
@@ -118,6 +144,10 @@ class _Numpy:
         kind = dtype_name(array)
         if not is_floating(kind) or array.size == 0:
             return True
+        if kind == "float32" and (fast := loops(array)):
+            return math.isfinite(fast.magnitude(array))
+        if kind in _INFINITY_16 and (fast := loops(array)):
+            return bool(fast.magnitude_16(bits(array)) < _INFINITY_16[kind])
         flat = array.reshape(-1)
         if kind == "float32":
             with np.errstate(over="ignore", invalid="ignore"):
@@ -126,18 +156,28 @@ class _Numpy:
         return bool(np.isfinite(flat.astype(np.float32) if kind in NARROW_FLOATS else flat).all())
 
     def absmax(self, array: Array) -> float:
-        return max(float(array.max()), -float(array.min())) if array.size else 0.0
+        if dtype_name(array) == "float32" and (fast := loops(array)):
+            return float(fast.magnitude(array))
+        return abs(max(float(array.max()), -float(array.min()))) if array.size else 0.0
 
     def rint(self, array: Array) -> Array:
         return np.rint(array)
 
     def block_absmax(self, blocks: Array) -> Array:
-        return np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+        if dtype_name(blocks) == "float32" and blocks.size and (fast := loops(blocks)):
+            tops = np.empty(blocks.shape[0], np.float32)
+            fast.magnitudes(blocks, tops)
+            return tops
+        return np.abs(np.maximum(blocks.max(axis=1), -blocks.min(axis=1)))  # no entry-wise copy; a zero is positive
 
     def where(self, condition: Array, yes: Array, no: Array | float) -> Array:
         return np.where(condition, yes, np.asarray(no, dtype=yes.dtype))
 
     def largest(self, vector: Array, k: int) -> tuple[Array, Array]:
+        if 0 < k < vector.size and dtype_name(vector) == "float32" and (fast := loops(vector)):
+            index, values = np.empty(k, np.int32), np.empty(k, np.float32)
+            fast.largest(vector, index, values)
+            return index, values
         magnitude = np.abs(vector)
         if k >= vector.size:
             index = np.arange(vector.size, dtype=np.int32)
@@ -151,8 +191,21 @@ class _Numpy:
     def combine(self, op: str, into: Array, other: Array) -> Array:
         return _NUMPY_REDUCE[op](into, other, out=into)
 
+    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
+        if dtype_name(out) == "float32" and (fast := loops(out, *arrays)):
+            fast.sum_of(tuple(arrays), out, float(np.float32(factor)))
+            return
+        out[...] = arrays[0]
+        for array in arrays[1:]:
+            out += array
+        if factor != 1.0:
+            out *= factor
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
-        out[index] += values
+        if dtype_name(out) == dtype_name(values) == "float32" and dtype_name(index) == "int32" and (fast := loops(out, index, values)):
+            fast.add_at(out, index, values)
+        else:
+            out[index] += values
 
     def matmul(self, left: Array, right: Array, out: Array) -> None:
         np.matmul(left, right, out=out)
@@ -234,6 +287,13 @@ class _Torch:
         reduce = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum, "product": torch.mul}[op]
         return reduce(into, other, out=into)
 
+    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
+        out.copy_(arrays[0])
+        for array in arrays[1:]:
+            out += array
+        if factor != 1.0:
+            out *= factor
+
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         out.index_add_(0, index.long(), values)
 
@@ -274,11 +334,51 @@ def is_floating(dtype: str) -> bool:
 
 
 def bits(array: Array) -> Array:
-    """A float32 array's memory as int32, without a copy: sign, exponent and mantissa to work on in place."""
+    """An array's memory as signed integers of the same width, without a copy: sign, exponent and mantissa to work on in place."""
     xp = ops(array)
-    return xp.from_bytes(xp.as_bytes(array), "int32", array.shape)
+    return xp.from_bytes(xp.as_bytes(array), f"int{8 * array.itemsize}", array.shape)
+
+
+def put(into: Array, vector: Array, how: How) -> None:
+    """``into = vector``, ``into += vector`` or ``into -= vector``, in place; entries beyond the length of ``into`` are ignored."""
+    vector = vector[: into.shape[0]]
+    if how == SET:
+        into[:] = vector
+    elif how == ADD:
+        into += vector
+    else:
+        into -= vector
 
 
 def nbytes(array: Array) -> int:
     """Size of the array's entries in bytes."""
     return int(array.nbytes)
+
+
+def loops(*arrays: Array) -> Any:
+    """The compiled loops (see ``_kernels.pyi``), when they are there and can work on these arrays: contiguous numpy ones; else None.
+
+    Whoever calls one has numpy code for the other case, which defines the result.
+    """
+    if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in arrays):
+        return None
+    return _kernels()
+
+
+def kernels_built() -> bool:
+    """Whether the compiled loops are installed, used or not."""
+    return _built() is not None
+
+
+@cache
+def _kernels() -> Any:
+    from .settings import Settings
+
+    return None if Settings.from_environ().kernels == "off" else _built()
+
+
+def _built() -> Any:
+    try:
+        return import_module(f"{__package__}._kernels")
+    except ImportError:
+        return None

@@ -39,6 +39,7 @@ class Settings:
     stall_warning_seconds: float = setting(60.0, "report ranks that keep others waiting this long; 0 never", at_least=0)
     stall_shutdown_seconds: float = setting(0.0, "fail a collective after waiting this long; 0 never", at_least=0)
     check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
+    kernels: str = setting("auto", "compiled loops: auto, or off to use numpy's", choices=("auto", "off"))
     log_level: str = setting("INFO", "what hvdlite itself logs", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @classmethod

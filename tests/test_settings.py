@@ -8,7 +8,7 @@ from hvdlite.cli.run import command as run_command
 from hvdlite.errors import SettingError
 from hvdlite.settings import Settings
 
-OTHER = {"compression": "fp16", "transport": "mpi", "check_parameters": "warn", "log_level": "DEBUG"}
+OTHER = {"compression": "fp16", "transport": "mpi", "check_parameters": "warn", "kernels": "off", "log_level": "DEBUG"}
 NAMES = [f.name for f in settings.fields()]
 
 

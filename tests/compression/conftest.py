@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hvdlite.arrays import ops
-from hvdlite.compression import Bucket, Compressor, Dense, load, simulate
+from hvdlite.compression import Bucket, Compressor, Sparse, load, simulate
 
 
 @dataclass
@@ -31,7 +31,7 @@ def _numpy(array) -> np.ndarray:
 
 
 def _sent(sent, given: np.ndarray, make) -> np.ndarray:
-    if isinstance(sent, Dense):
+    if not isinstance(sent, Sparse):
         return _numpy(sent.vector())
     vector = np.zeros_like(given)
     index = _numpy(sent.index)

@@ -1,0 +1,782 @@
+/* The hot loops of arrays.py and of the compressors, for contiguous float32 vectors in main memory.
+ *
+ * Nothing is defined here. Each function gives the bits that the numpy code of its caller gives, and a test holds it to that; so
+ * results are the same with and without a compiler. Every function checks what it is handed, raises ValueError, and works without the
+ * interpreter's lock. Sums and products are never reordered or contracted: the file must not be built with -ffast-math.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#include <immintrin.h>
+#define F16C
+#define CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#elif defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__clang__) ? __clang_major__ >= 14 : defined(__GNUC__) && __GNUC__ >= 9)
+#define CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define CLONES
+#endif
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#define MAGNITUDE 0x7FFFFFFFu
+#define INFINITE 0x7F800000u
+
+enum { SET, ADD, SUBTRACT };
+
+INLINE uint32_t word_of(float value) {
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    return word;
+}
+
+INLINE float float_of(uint32_t word) {
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+INLINE void put(float *into, float value, int how) {
+    if (how == SET)
+        *into = value;
+    else if (how == ADD)
+        *into += value;
+    else
+        *into -= value;
+}
+
+INLINE Py_ssize_t at_most(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
+
+/* A loop that writes, adds or subtracts is compiled once for each of the three. */
+#define EACH_WAY(how, body, ...)                \
+    do {                                        \
+        if ((how) == SET)                       \
+            body(__VA_ARGS__, SET);             \
+        else if ((how) == ADD)                  \
+            body(__VA_ARGS__, ADD);             \
+        else                                    \
+            body(__VA_ARGS__, SUBTRACT);        \
+    } while (0)
+
+/* --- Magnitudes: without its sign, the word of a float orders like the float, and NaN lies above infinity ------------------------- */
+
+INLINE uint32_t top_body(const uint32_t *restrict word, Py_ssize_t n) {
+    int32_t top = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t key = (int32_t)(word[i] & MAGNITUDE);
+        top = key > top ? key : top;
+    }
+    return (uint32_t)top;
+}
+
+CLONES static uint32_t top_of(const uint32_t *word, Py_ssize_t n) { return top_body(word, n); }
+
+CLONES static uint32_t top_of_16(const uint16_t *restrict word, Py_ssize_t n) {
+    int16_t top = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int16_t key = (int16_t)(word[i] & 0x7FFF);
+        top = key > top ? key : top;
+    }
+    return (uint32_t)top;
+}
+
+CLONES static void tops_of(const uint32_t *restrict word, Py_ssize_t rows, Py_ssize_t length, uint32_t *restrict tops) {
+    for (Py_ssize_t r = 0; r < rows; r++)
+        tops[r] = top_body(word + r * length, length);
+}
+
+/* --- 16-bit floats ----------------------------------------------------------------------------------------------------------------- */
+
+INLINE uint16_t half_of(uint32_t word) {
+    uint32_t sign = (word >> 16) & 0x8000u, key = word & MAGNITUDE;
+    uint32_t normal = (key + 0xFFFu + ((key >> 13) & 1u) - (112u << 23)) >> 13;
+    uint32_t denormal = word_of(float_of(key) + 0.5f) - 0x3F000000u; /* the addition rounds to multiples of 2**-24 */
+    uint32_t half = key < (113u << 23) ? denormal : normal;
+    half = key >= 0x477FF000u ? 0x7C00u : half;
+    half = key > INFINITE ? 0x7E00u | ((key >> 13) & 0x3FFu) : half;
+    return (uint16_t)(sign | half);
+}
+
+INLINE float of_half(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, key = (uint32_t)(half & 0x7FFFu) << 13;
+    uint32_t normal = key + (112u << 23) + (key >= 0x0F800000u ? 112u << 23 : 0u);
+    uint32_t denormal = word_of(float_of(key + (113u << 23)) - 0x1p-14f);
+    return float_of(sign | (key < 0x00800000u ? denormal : normal));
+}
+
+INLINE uint16_t bfloat_of(uint32_t word) {
+    uint32_t rounded = (word + 0x7FFFu + ((word >> 16) & 1u)) >> 16;
+    return (uint16_t)((word & MAGNITUDE) > INFINITE ? ((word >> 16) & 0x8000u) | 0x7FC0u : rounded);
+}
+
+CLONES static void to_half_in_integers(const float *restrict from, float factor, uint16_t *restrict to, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        to[i] = half_of(word_of(from[i] * factor));
+}
+
+CLONES static void to_bfloat(const uint32_t *restrict from, uint16_t *restrict to, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        to[i] = bfloat_of(from[i]);
+}
+
+INLINE void from_half_body(const uint16_t *restrict from, float unit, float *restrict into, Py_ssize_t n, int how) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        put(&into[i], of_half(from[i]) * unit, how);
+}
+
+CLONES static void from_half_in_integers(const uint16_t *from, float unit, float *into, Py_ssize_t n, int how) {
+    EACH_WAY(how, from_half_body, from, unit, into, n);
+}
+
+#ifdef F16C /* instructions for it, which compilers do not find by themselves */
+__attribute__((target("avx2,f16c"))) static void to_half_f16c(const float *restrict from, float factor, uint16_t *restrict to, Py_ssize_t n) {
+    Py_ssize_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(from + i), _mm256_set1_ps(factor)), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; i++)
+        to[i] = half_of(word_of(from[i] * factor));
+}
+
+__attribute__((target("avx2,f16c"))) static void from_half_f16c(const uint16_t *restrict from, float unit, float *restrict into, Py_ssize_t n, int how) {
+    Py_ssize_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 wide = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))), _mm256_set1_ps(unit));
+        if (how == ADD)
+            wide = _mm256_add_ps(_mm256_loadu_ps(into + i), wide);
+        else if (how == SUBTRACT)
+            wide = _mm256_sub_ps(_mm256_loadu_ps(into + i), wide);
+        _mm256_storeu_ps(into + i, wide);
+    }
+    for (; i < n; i++)
+        put(&into[i], of_half(from[i]) * unit, how);
+}
+#endif
+
+static void to_half(const float *from, float factor, uint16_t *to, Py_ssize_t n) {
+#ifdef F16C
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+        to_half_f16c(from, factor, to, n);
+        return;
+    }
+#endif
+    to_half_in_integers(from, factor, to, n);
+}
+
+static void from_half(const uint16_t *from, float unit, float *into, Py_ssize_t n, int how) {
+#ifdef F16C
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+        from_half_f16c(from, unit, into, n, how);
+        return;
+    }
+#endif
+    from_half_in_integers(from, unit, into, n, how);
+}
+
+INLINE void from_bfloat_body(const uint16_t *restrict from, float *restrict into, Py_ssize_t n, int how) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        put(&into[i], float_of((uint32_t)from[i] << 16), how);
+}
+
+CLONES static void from_bfloat(const uint16_t *from, float *into, Py_ssize_t n, int how) { EACH_WAY(how, from_bfloat_body, from, into, n); }
+
+/* --- Evenly spaced levels, in units of one scale a block --------------------------------------------------------------------------- */
+
+#define ROUNDER 12582912.0f /* 1.5 * 2**23: a small number added to it is rounded to a whole one, halves to even */
+
+INLINE uint32_t level_of(float value, float scale) { return word_of(value / scale + ROUNDER) - 0x4B400000u; } /* as a signed number */
+
+INLINE float level_scale(const float *from, Py_ssize_t block, float per_level, uint32_t mask) {
+    float scale = float_of(top_body((const uint32_t *)from, block)) * per_level;
+    return float_of(word_of(scale < 0x1p-126f ? 0x1p-126f : scale) & mask);
+}
+
+CLONES static void to_levels_8(const float *restrict from, int8_t *restrict to, float *restrict scales, Py_ssize_t blocks, Py_ssize_t block, float per_level,
+                               uint32_t mask) {
+    for (Py_ssize_t b = 0; b < blocks; b++, from += block, to += block) {
+        float scale = scales[b] = level_scale(from, block, per_level, mask);
+        for (Py_ssize_t i = 0; i < block; i++)
+            to[i] = (int8_t)(int32_t)level_of(from[i], scale);
+    }
+}
+
+CLONES static void to_levels_4(const float *restrict from, int8_t *restrict to, float *restrict scales, Py_ssize_t blocks, Py_ssize_t block, float per_level,
+                               uint32_t mask) {
+    Py_ssize_t half = block / 2;
+    for (Py_ssize_t b = 0; b < blocks; b++, from += block, to += half) {
+        float scale = scales[b] = level_scale(from, block, per_level, mask);
+        for (Py_ssize_t i = 0; i < half; i++)
+            to[i] = (int8_t)(int32_t)((level_of(from[i], scale) + 8) | (level_of(from[i + half], scale) + 8) << 4);
+    }
+}
+
+INLINE void from_levels_8_body(const int8_t *restrict from, const float *restrict scales, float *restrict into, Py_ssize_t n, Py_ssize_t block, int how) {
+    for (; n > 0; n -= block, from += block, into += block, scales++) {
+        float scale = *scales;
+        for (Py_ssize_t i = 0, stop = at_most(n, block); i < stop; i++)
+            put(&into[i], (float)from[i] * scale, how);
+    }
+}
+
+CLONES static void from_levels_8(const int8_t *from, const float *scales, float *into, Py_ssize_t n, Py_ssize_t block, int how) {
+    EACH_WAY(how, from_levels_8_body, from, scales, into, n, block);
+}
+
+INLINE void from_levels_4_body(const int8_t *restrict from, const float *restrict scales, float *restrict into, Py_ssize_t n, Py_ssize_t block, int how) {
+    Py_ssize_t half = block / 2;
+    for (; n > 0; n -= block, from += half, into += block, scales++) {
+        float scale = *scales;
+        const uint8_t *pair = (const uint8_t *)from;
+        for (Py_ssize_t i = 0, stop = at_most(n, half); i < stop; i++)
+            put(&into[i], (float)((int32_t)(pair[i] & 15) - 8) * scale, how);
+        for (Py_ssize_t i = 0, stop = at_most(n - half, half); i < stop; i++)
+            put(&into[half + i], (float)((int32_t)(pair[i] >> 4) - 8) * scale, how);
+    }
+}
+
+CLONES static void from_levels_4(const int8_t *from, const float *scales, float *into, Py_ssize_t n, Py_ssize_t block, int how) {
+    EACH_WAY(how, from_levels_4_body, from, scales, into, n, block);
+}
+
+/* --- Signs: bit k of byte j of a block is the sign of entry k * block / 8 + j ------------------------------------------------------- */
+
+CLONES static void to_signs(const uint32_t *restrict from, uint8_t *restrict to, float *restrict scales, Py_ssize_t blocks, Py_ssize_t block,
+                            double *restrict sums) {
+    Py_ssize_t half = block / 2, bytes = block / 8;
+    for (Py_ssize_t b = 0; b < blocks; b++, from += block, to += bytes) {
+        for (Py_ssize_t i = 0; i < half; i++) /* in double no sum overflows; half is added to half, so the order is the same everywhere */
+            sums[i] = (double)float_of(from[i] & MAGNITUDE) + (double)float_of(from[i + half] & MAGNITUDE);
+        for (Py_ssize_t width = half / 2; width; width /= 2)
+            for (Py_ssize_t i = 0; i < width; i++)
+                sums[i] += sums[i + width];
+        scales[b] = (float)(sums[0] / (double)block);
+#define SIGN(k) (from[(k) * bytes + j] >> 31 << (k))
+        for (Py_ssize_t j = 0; j < bytes; j++)
+            to[j] = (uint8_t)(SIGN(0) | SIGN(1) | SIGN(2) | SIGN(3) | SIGN(4) | SIGN(5) | SIGN(6) | SIGN(7));
+    }
+}
+
+INLINE void from_signs_body(const uint8_t *restrict from, const uint32_t *restrict scales, float *restrict into, Py_ssize_t n, Py_ssize_t block, int how) {
+    Py_ssize_t bytes = block / 8;
+    for (; n > 0; n -= block, from += bytes, into += block, scales++) {
+        uint32_t scale = *scales;
+        for (int k = 0; k < 8; k++)
+            for (Py_ssize_t j = 0, stop = at_most(n - k * bytes, bytes); j < stop; j++)
+                put(&into[k * bytes + j], float_of(scale ^ (uint32_t)from[j] >> k << 31), how);
+    }
+}
+
+CLONES static void from_signs(const uint8_t *from, const uint32_t *scales, float *into, Py_ssize_t n, Py_ssize_t block, int how) {
+    EACH_WAY(how, from_signs_body, from, scales, into, n, block);
+}
+
+/* --- The largest entries ------------------------------------------------------------------------------------------------------------ */
+
+enum { FIRST = 12, SECOND = 10, THIRD = 9, TABLES = 4, STRIDE = 16, SAMPLED_FROM = 1 << 16, STEP = 61 };
+
+typedef struct {
+    int32_t at;
+    uint32_t word;
+} Entry;
+
+/* The bin, counted from the top, in which the k-th largest lies; *k becomes its place within that bin. */
+static uint32_t bin_of(const uint32_t *counts, uint32_t bins, Py_ssize_t *k) {
+    uint32_t bin = bins - 1;
+    for (; bin > 0 && (Py_ssize_t)counts[bin] < *k; bin--)
+        *k -= counts[bin];
+    return bin;
+}
+
+/* A magnitude that about `k` entries reach, at the lower end of a bin: of every `step`-th entry, k / step and some more. */
+static uint32_t about(const uint32_t *word, Py_ssize_t n, Py_ssize_t k, Py_ssize_t step, Py_ssize_t *expected) {
+    uint32_t counts[TABLES][1 << FIRST]; /* several tables: equal neighbours would wait for one another */
+    Py_ssize_t i = 0, among = step == 1 ? k : k / step * 5 / 4 + 32, place = among;
+    memset(counts, 0, sizeof counts);
+    for (; i < n - (TABLES - 1) * step; i += TABLES * step)
+        for (int t = 0; t < TABLES; t++)
+            counts[t][(word[i + t * step] & MAGNITUDE) >> (SECOND + THIRD)]++;
+    for (; i < n; i += step)
+        counts[0][(word[i] & MAGNITUDE) >> (SECOND + THIRD)]++;
+    for (int t = 1; t < TABLES; t++)
+        for (int bin = 0; bin < 1 << FIRST; bin++)
+            counts[0][bin] += counts[t][bin];
+    uint32_t bin = bin_of(counts[0], 1 << FIRST, &place);
+    *expected = step * (among - place + (Py_ssize_t)counts[0][bin]);
+    return bin << (SECOND + THIRD);
+}
+
+/* The entries whose magnitude is at least `least`, in order; more than `room` if there are so many. `list` has room for STRIDE more. */
+CLONES static Py_ssize_t reaching(const uint32_t *restrict word, Py_ssize_t n, uint32_t least, Entry *restrict list, Py_ssize_t room) {
+    Py_ssize_t found = 0, i = 0;
+    for (; i + STRIDE <= n && found <= room; i += STRIDE) {
+        if (top_body(word + i, STRIDE) < least)
+            continue;
+        for (Py_ssize_t j = i; j < i + STRIDE; j++) {
+            list[found].at = (int32_t)j;
+            list[found].word = word[j];
+            found += (word[j] & MAGNITUDE) >= least;
+        }
+    }
+    for (; i < n && found <= room; i++) {
+        list[found].at = (int32_t)i;
+        list[found].word = word[i];
+        found += (word[i] & MAGNITUDE) >= least;
+    }
+    return found;
+}
+
+/* The next `bits` bits of the k-th largest magnitude, whose higher bits are `prefix`. */
+static uint32_t refined(const Entry *list, Py_ssize_t n, uint32_t prefix, int shift, int bits, Py_ssize_t *k) {
+    uint32_t counts[1 << FIRST], mask = (1u << bits) - 1;
+    memset(counts, 0, sizeof counts);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t key = (list[i].word & MAGNITUDE) >> shift;
+        counts[key & mask] += key >> bits == prefix;
+    }
+    return prefix << bits | bin_of(counts, mask + 1, k);
+}
+
+/* List what reaches a magnitude that a sample suggests, then compare within the list. If the sample deceived, all entries are counted
+ * instead. Returns 0 when there is no memory for the list. */
+static int largest(const uint32_t *word, Py_ssize_t n, Py_ssize_t k, int32_t *index, uint32_t *values) {
+    Entry *list = NULL;
+    Py_ssize_t listed = -1, room = 0, found = 0, wanted = k;
+    for (Py_ssize_t step = n < SAMPLED_FROM ? 1 : STEP; listed < k || listed > room; step = 1) {
+        uint32_t least = about(word, n, k, step, &room);
+        if (step > 1)
+            room += room / 2 + SAMPLED_FROM;
+        free(list);
+        list = malloc(((size_t)room + STRIDE + 1) * sizeof *list);
+        if (list == NULL)
+            return 0;
+        listed = reaching(word, n, least, list, room);
+    }
+    uint32_t threshold = refined(list, listed, 0, SECOND + THIRD, FIRST, &k);
+    threshold = refined(list, listed, threshold, THIRD, SECOND, &k);
+    threshold = refined(list, listed, threshold, 0, THIRD, &k);
+    for (Py_ssize_t i = 0; i < listed && found < wanted; i++) { /* k has become the number of entries to take that equal the threshold */
+        uint32_t key = list[i].word & MAGNITUDE;
+        int equal = key == threshold && k > 0;
+        index[found] = list[i].at;
+        values[found] = list[i].word;
+        found += key > threshold || equal;
+        k -= equal;
+    }
+    free(list);
+    return 1;
+}
+
+/* --- Sums ---------------------------------------------------------------------------------------------------------------------------- */
+
+enum { TILE = 4096 };
+
+CLONES static void sum_of(const float *const *shares, Py_ssize_t count, float factor, float *restrict into, Py_ssize_t n) {
+    for (Py_ssize_t start = 0; start < n; start += TILE) {
+        Py_ssize_t stop = at_most(n - start, TILE);
+        float *restrict out = into + start;
+        memcpy(out, shares[0] + start, (size_t)stop * sizeof *out);
+        for (Py_ssize_t s = 1; s < count; s++) {
+            const float *restrict share = shares[s] + start;
+            for (Py_ssize_t i = 0; i < stop; i++)
+                out[i] += share[i];
+        }
+        if (factor != 1.0f)
+            for (Py_ssize_t i = 0; i < stop; i++)
+                out[i] *= factor;
+    }
+}
+
+/* --- What Python sees ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer view;
+    Py_ssize_t count;
+    int held;
+} Vector;
+
+/* Kinds of entries: the letters of the struct module, and the size of an entry. */
+typedef struct {
+    const char *letters, *name;
+    Py_ssize_t size;
+} Kind;
+
+static const Kind FLOATS = {"f", "float32", 4}, INDICES = {"il", "int32", 4}, HALVES = {"ehH", "16-bit", 2}, BYTES = {"bB", "8-bit", 1};
+
+static int take(Vector *vector, PyObject *object, Kind kind, int writable) {
+    if (PyObject_GetBuffer(object, &vector->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_ValueError, "expected a contiguous%s array of %s entries", writable ? " writable" : "", kind.name);
+        }
+        return 0;
+    }
+    vector->held = 1;
+    const char *format = vector->view.format ? vector->view.format : "B";
+    if (*format == '@' || *format == '=')
+        format++;
+    if (!*format || format[1] || !strchr(kind.letters, *format) || vector->view.itemsize != kind.size) {
+        PyErr_Format(PyExc_ValueError, "expected an array of %s entries, not of format '%s'", kind.name, vector->view.format ? vector->view.format : "B");
+        return 0;
+    }
+    if (vector->view.len && (uintptr_t)vector->view.buf % (uintptr_t)kind.size) {
+        PyErr_Format(PyExc_ValueError, "expected an array of %s entries at an aligned address", kind.name);
+        return 0;
+    }
+    vector->count = vector->view.len / kind.size;
+    return 1;
+}
+
+static void drop(Vector *vectors, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (vectors[i].held)
+            PyBuffer_Release(&vectors[i].view);
+}
+
+static int demand(int condition, const char *what) {
+    if (!condition)
+        PyErr_SetString(PyExc_ValueError, what);
+    return condition;
+}
+
+static int apart(const Vector *a, const Vector *b) {
+    const char *x = a->view.buf, *y = b->view.buf;
+    return demand(!a->view.len || !b->view.len || x + a->view.len <= y || y + b->view.len <= x, "what is written overlaps something else");
+}
+
+static int known(int how) { return demand(how == SET || how == ADD || how == SUBTRACT, "how must be 0, 1 or 2"); }
+
+/* A float that Python holds as a double: it must not change on the way. */
+static int exact(double value, float *out) {
+    *out = (float)value;
+    return demand((double)*out == value || value != value, "expected a value that float32 holds");
+}
+
+static PyObject *finish(Vector *vectors, Py_ssize_t count, int good) {
+    drop(vectors, count);
+    if (!good)
+        return NULL;
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
+static PyObject *py_magnitude(PyObject *self, PyObject *args) {
+    PyObject *object;
+    Vector v = {{0}, 0, 0};
+    uint32_t top = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O", &object))
+        return NULL;
+    int good = take(&v, object, FLOATS, 0);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        top = top_of(v.view.buf, v.count);
+        Py_END_ALLOW_THREADS;
+    }
+    drop(&v, 1);
+    return good ? PyFloat_FromDouble(float_of(top)) : NULL;
+}
+
+static PyObject *py_magnitudes(PyObject *self, PyObject *args) {
+    PyObject *from, *out;
+    Vector v[2] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO", &from, &out))
+        return NULL;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], out, FLOATS, 1) && apart(&v[0], &v[1]) &&
+               demand(v[1].count ? v[0].count % v[1].count == 0 : v[0].count == 0, "rows differ in length");
+    if (good && v[1].count) {
+        Py_BEGIN_ALLOW_THREADS;
+        tops_of(v[0].view.buf, v[1].count, v[0].count / v[1].count, v[1].view.buf);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 2, good);
+}
+
+static PyObject *py_magnitude_16(PyObject *self, PyObject *args) {
+    PyObject *object;
+    Vector v = {{0}, 0, 0};
+    uint32_t top = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O", &object))
+        return NULL;
+    int good = take(&v, object, HALVES, 0);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        top = top_of_16(v.view.buf, v.count);
+        Py_END_ALLOW_THREADS;
+    }
+    drop(&v, 1);
+    return good ? PyLong_FromUnsignedLong(top) : NULL;
+}
+
+static PyObject *py_to_half(PyObject *self, PyObject *args) {
+    PyObject *from, *to;
+    double written;
+    float factor = 0;
+    Vector v[2] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOd", &from, &to, &written))
+        return NULL;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, HALVES, 1) && demand(v[0].count == v[1].count, "lengths differ") && apart(&v[0], &v[1]) &&
+               exact(written, &factor);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        to_half(v[0].view.buf, factor, v[1].view.buf, v[0].count);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 2, good);
+}
+
+static PyObject *py_from_half(PyObject *self, PyObject *args) {
+    PyObject *from, *into;
+    double written;
+    float unit = 0;
+    int how;
+    Vector v[2] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OdOi", &from, &written, &into, &how))
+        return NULL;
+    int good = take(&v[0], from, HALVES, 0) && take(&v[1], into, FLOATS, 1) && demand(v[1].count <= v[0].count, "too few entries to decode") &&
+               apart(&v[0], &v[1]) && known(how) && exact(written, &unit);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        from_half(v[0].view.buf, unit, v[1].view.buf, v[1].count, how);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 2, good);
+}
+
+static PyObject *py_to_bfloat(PyObject *self, PyObject *args) {
+    PyObject *from, *to;
+    Vector v[2] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO", &from, &to))
+        return NULL;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, HALVES, 1) && demand(v[0].count == v[1].count, "lengths differ") && apart(&v[0], &v[1]);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        to_bfloat(v[0].view.buf, v[1].view.buf, v[0].count);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 2, good);
+}
+
+static PyObject *py_from_bfloat(PyObject *self, PyObject *args) {
+    PyObject *from, *into;
+    int how;
+    Vector v[2] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOi", &from, &into, &how))
+        return NULL;
+    int good = take(&v[0], from, HALVES, 0) && take(&v[1], into, FLOATS, 1) && demand(v[1].count <= v[0].count, "too few entries to decode") &&
+               apart(&v[0], &v[1]) && known(how);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        from_bfloat(v[0].view.buf, v[1].view.buf, v[1].count, how);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 2, good);
+}
+
+/* Whether `scales` blocks of `block` entries are `entries` entries, packed into `bytes` bytes of `each` entries. */
+static int whole_blocks(Py_ssize_t entries, Py_ssize_t scales, Py_ssize_t block, Py_ssize_t bytes, Py_ssize_t each) {
+    return demand(block > 0 && block % each == 0 && scales <= PY_SSIZE_T_MAX / block && entries == scales * block && bytes == entries / each,
+                  "lengths are not those of whole blocks");
+}
+
+/* Whether `scales` blocks in `bytes` bytes of `each` entries hold `entries` entries or more. */
+static int enough_blocks(Py_ssize_t entries, Py_ssize_t scales, Py_ssize_t block, Py_ssize_t bytes, Py_ssize_t each) {
+    return demand(block > 0 && scales <= PY_SSIZE_T_MAX / block, "lengths are not those of whole blocks") &&
+           whole_blocks(scales * block, scales, block, bytes, each) && demand(entries <= scales * block, "too few entries to decode");
+}
+
+static PyObject *py_to_levels(PyObject *self, PyObject *args) {
+    PyObject *from, *to, *scales;
+    Py_ssize_t block;
+    int bits;
+    double written;
+    long long mask;
+    float per_level = 0;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOnidL", &from, &to, &scales, &block, &bits, &written, &mask))
+        return NULL;
+    per_level = (float)written;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, BYTES, 1) && take(&v[2], scales, FLOATS, 1) &&
+               demand(bits == 8 || bits == 4, "bits must be 8 or 4") && whole_blocks(v[0].count, v[2].count, block, v[1].count, 8 / bits) &&
+               apart(&v[0], &v[1]) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        (bits == 8 ? to_levels_8 : to_levels_4)(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, per_level, (uint32_t)mask);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 3, good);
+}
+
+static PyObject *py_from_levels(PyObject *self, PyObject *args) {
+    PyObject *from, *scales, *into;
+    Py_ssize_t block;
+    int bits, how;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOnii", &from, &scales, &into, &block, &bits, &how))
+        return NULL;
+    int good = take(&v[0], from, BYTES, 0) && take(&v[1], scales, FLOATS, 0) && take(&v[2], into, FLOATS, 1) &&
+               demand(bits == 8 || bits == 4, "bits must be 8 or 4") && enough_blocks(v[2].count, v[1].count, block, v[0].count, 8 / bits) &&
+               apart(&v[0], &v[2]) && apart(&v[1], &v[2]) && known(how);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        (bits == 8 ? from_levels_8 : from_levels_4)(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 3, good);
+}
+
+static PyObject *py_to_signs(PyObject *self, PyObject *args) {
+    PyObject *from, *to, *scales;
+    Py_ssize_t block;
+    double *sums = NULL;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOn", &from, &to, &scales, &block))
+        return NULL;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, BYTES, 1) && take(&v[2], scales, FLOATS, 1) &&
+               demand(block >= 8 && (block & (block - 1)) == 0, "block must be a power of two from 8") &&
+               whole_blocks(v[0].count, v[2].count, block, v[1].count, 8) && apart(&v[0], &v[1]) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
+    if (good && v[2].count) {
+        sums = malloc((size_t)block / 2 * sizeof *sums); /* no more than the vector's own size, for there is a block of it */
+        if (sums == NULL) {
+            PyErr_NoMemory();
+            good = 0;
+        } else {
+            Py_BEGIN_ALLOW_THREADS;
+            to_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, sums);
+            Py_END_ALLOW_THREADS;
+        }
+    }
+    free(sums);
+    return finish(v, 3, good);
+}
+
+static PyObject *py_from_signs(PyObject *self, PyObject *args) {
+    PyObject *from, *scales, *into;
+    Py_ssize_t block;
+    int how;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOni", &from, &scales, &into, &block, &how))
+        return NULL;
+    int good = take(&v[0], from, BYTES, 0) && take(&v[1], scales, FLOATS, 0) && take(&v[2], into, FLOATS, 1) &&
+               enough_blocks(v[2].count, v[1].count, block, v[0].count, 8) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]) && known(how);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        from_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how);
+        Py_END_ALLOW_THREADS;
+    }
+    return finish(v, 3, good);
+}
+
+static PyObject *py_largest(PyObject *self, PyObject *args) {
+    PyObject *from, *index, *values;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOO", &from, &index, &values))
+        return NULL;
+    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], index, INDICES, 1) && take(&v[2], values, FLOATS, 1) &&
+               demand(v[0].count <= INT32_MAX && v[1].count == v[2].count && v[1].count <= v[0].count, "lengths do not fit") && apart(&v[0], &v[1]) &&
+               apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
+    if (good && v[1].count) {
+        int enough_memory;
+        Py_BEGIN_ALLOW_THREADS;
+        enough_memory = largest(v[0].view.buf, v[0].count, v[1].count, v[1].view.buf, v[2].view.buf);
+        Py_END_ALLOW_THREADS;
+        if (!enough_memory) {
+            PyErr_NoMemory();
+            good = 0;
+        }
+    }
+    return finish(v, 3, good);
+}
+
+static PyObject *py_add_at(PyObject *self, PyObject *args) {
+    PyObject *out, *index, *values;
+    Py_ssize_t i = 0;
+    Vector v[3] = {{{0}, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOO", &out, &index, &values))
+        return NULL;
+    int good = take(&v[0], out, FLOATS, 1) && take(&v[1], index, INDICES, 0) && take(&v[2], values, FLOATS, 0) &&
+               demand(v[1].count == v[2].count, "lengths differ") && apart(&v[0], &v[1]) && apart(&v[0], &v[2]);
+    if (good) {
+        float *sum = v[0].view.buf;
+        const int32_t *at = v[1].view.buf;
+        const float *value = v[2].view.buf;
+        Py_BEGIN_ALLOW_THREADS;
+        for (; i < v[1].count && at[i] >= 0 && at[i] < v[0].count; i++)
+            sum[at[i]] += value[i];
+        Py_END_ALLOW_THREADS;
+        good = demand(i == v[1].count, "an index lies outside the vector");
+    }
+    return finish(v, 3, good);
+}
+
+static PyObject *py_sum_of(PyObject *self, PyObject *args) {
+    PyObject *shares, *into;
+    double written;
+    float factor = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!Od", &PyTuple_Type, &shares, &into, &written))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(shares);
+    if (!demand(count > 0, "nothing to sum") || !exact(written, &factor))
+        return NULL;
+    Vector *v = calloc((size_t)count + 1, sizeof *v);
+    const float **share = calloc((size_t)count, sizeof *share);
+    int good = v != NULL && share != NULL;
+    if (!good)
+        PyErr_NoMemory();
+    good = good && take(&v[count], into, FLOATS, 1);
+    for (Py_ssize_t i = 0; good && i < count; i++) {
+        good = take(&v[i], PyTuple_GetItem(shares, i), FLOATS, 0) && demand(v[i].count == v[count].count, "lengths differ") && apart(&v[i], &v[count]);
+        share[i] = v[i].view.buf;
+    }
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS;
+        sum_of(share, count, factor, v[count].view.buf, v[count].count);
+        Py_END_ALLOW_THREADS;
+    }
+    if (v != NULL)
+        drop(v, count + 1);
+    free(v);
+    free((void *)share);
+    return finish(NULL, 0, good);
+}
+
+static PyMethodDef METHODS[] = {
+    {"magnitude", py_magnitude, METH_VARARGS, "magnitude(vector): the largest; NaN if there is one"},
+    {"magnitudes", py_magnitudes, METH_VARARGS, "magnitudes(matrix, out): the largest of each row"},
+    {"magnitude_16", py_magnitude_16, METH_VARARGS, "magnitude_16(vector): the largest word of 16 bits, but for its sign"},
+    {"to_half", py_to_half, METH_VARARGS, "to_half(vector, out, factor): float16 of vector * factor"},
+    {"from_half", py_from_half, METH_VARARGS, "from_half(half, unit, into, how)"},
+    {"to_bfloat", py_to_bfloat, METH_VARARGS, "to_bfloat(vector, out)"},
+    {"from_bfloat", py_from_bfloat, METH_VARARGS, "from_bfloat(narrow, into, how)"},
+    {"to_levels", py_to_levels, METH_VARARGS, "to_levels(vector, levels, scales, block, bits, per_level, mask)"},
+    {"from_levels", py_from_levels, METH_VARARGS, "from_levels(levels, scales, into, block, bits, how)"},
+    {"to_signs", py_to_signs, METH_VARARGS, "to_signs(vector, signs, scales, block)"},
+    {"from_signs", py_from_signs, METH_VARARGS, "from_signs(signs, scales, into, block, how)"},
+    {"largest", py_largest, METH_VARARGS, "largest(vector, index, values)"},
+    {"add_at", py_add_at, METH_VARARGS, "add_at(out, index, values)"},
+    {"sum_of", py_sum_of, METH_VARARGS, "sum_of(vectors, out, factor)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", "Compiled loops behind hvdlite.arrays.", 0, METHODS, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&MODULE); }
