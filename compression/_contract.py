@@ -27,6 +27,8 @@ class AllReduce:
 
     array: Array
     op: Literal["sum", "min", "max", "product", "band"] = "sum"
+    resident: bool = False
+    """The array is a transport's own, the same one on every rank, so it may be combined where it lies."""
 
     def sent_bytes(self, num_ranks: int) -> int:
         """Bytes a rank sends in a bandwidth-optimal allreduce: ``2 (P-1)/P`` of the payload (Patarasuk & Yuan 2009)."""

@@ -184,7 +184,7 @@ class GradientBuckets:
             layout = [(p.name, p.shape) for p in bucket.plan.parameters]
             topology = self._world.topology
             bucket.operation = AllReduceOperation(
-                bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout
+                bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True
             )
         bucket.operation.missing = bucket.missing
         size = self._world.topology.size

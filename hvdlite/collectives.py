@@ -75,8 +75,7 @@ def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None
 
 def barrier() -> None:
     """Return when every rank has called it."""
-    current = world()
-    current.engine.submit(BarrierOperation(current.auto_name("barrier"))).wait()
+    world().engine.submit(BarrierOperation("barrier")).wait()
 
 
 def allreduce(array: Array, *, name: str | None = None, op: ReduceOp = Average, compression: str | Compressor | None = None) -> Array:

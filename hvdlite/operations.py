@@ -60,7 +60,7 @@ class AllReduceOperation(Operation):
     """Combine arrays over the ranks, in place: one tensor, a group that travels together, or a bucket of gradients.
 
     ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
-    ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
+    ``resident``: the vector is the transport's own, the same on every rank. ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
     """
 
     name: str
@@ -73,6 +73,7 @@ class AllReduceOperation(Operation):
     compressor: Compressor | None = None
     layout: Sequence[tuple[str, tuple[int, ...]]] = ()
     missing: Collection[str] = ()
+    resident: bool = False
     signature: bytes = field(init=False)
     nbytes: int = field(init=False)
     kind: ClassVar[str] = "allreduce"
@@ -172,7 +173,7 @@ class AllReduceOperation(Operation):
             return
         if dtype == "bool":
             flat = flat.view(np.uint8)
-        yield AllReduce(flat, op)
+        yield AllReduce(flat, op, self.resident)
         if self.op is Average:
             _divide(flat, self.num_ranks)
         if self.postscale != 1.0:

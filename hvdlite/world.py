@@ -173,6 +173,10 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
         transport.close()
         LOG.info("hvdlite: one process (size 1)")
         return LocalTransport()
+    if settings.transport != "mpi" and transport.topology.local_size == transport.topology.size:
+        from .transports.shared_memory import SharedMemoryTransport
+
+        return SharedMemoryTransport(settings.slots, mpi=transport)
     return transport
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, dtype_name, numpy_dtype, ops
+from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ..errors import MissingDependencyError
 from ._base import Topology
+from ._packing import packed
 
 MAX_COUNT = 1 << 30
 """Most elements in one MPI call: counts are C ints, and messages stay below 2 GiB where the element is a byte."""
@@ -117,7 +118,7 @@ class MpiTransport:
         return _Pending(requests, lambda: array)
 
     def _allgather(self, comm: Any, arrays: Sequence[Array]) -> _Pending:
-        send, read = _packed(arrays)
+        send, read = packed(arrays)
         received = np.empty((comm.size, send.size), np.uint8)
         if send.size > MAX_COUNT:
             return self._allgatherv(comm, send, (send.size,) * comm.size, read)
@@ -132,7 +133,7 @@ class MpiTransport:
         return _Pending(requests, lambda: [read(row) if read else (row,) for row in rows])
 
     def _alltoall(self, comm: Any, parts: Sequence[Sequence[Array]]) -> _Pending:
-        packed = [_packed(part) for part in parts]
+        packed = [packed(part) for part in parts]
         send = np.concatenate([raw for raw, _ in packed])
         part_bytes, read = send.size // comm.size, packed[0][1]
         received = np.empty((comm.size, part_bytes), np.uint8)
@@ -153,6 +154,12 @@ class MpiTransport:
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Ordinary memory."""
         return np.zeros(num_elements, numpy_dtype(dtype))
+
+    def shared_window(self, num_bytes: int) -> tuple[Any, list[Array]]:
+        """Memory that every rank of this machine sees: ``num_bytes`` a rank, for the life of the process."""
+        window = self._MPI.Win.Allocate_shared(num_bytes, 1, comm=self._lanes[0])
+        window.Lock_all(self._MPI.MODE_NOCHECK)
+        return window, [np.frombuffer(window.Shared_query(rank)[0], np.uint8) for rank in range(self.topology.size)]
 
     def post(self, rank: int, note: bytes) -> None:
         """Send a note; it waits at the receiver until asked for."""
@@ -195,19 +202,3 @@ class _ThenCopy:
 
 def _pieces(flat: Array) -> list[Array]:
     return [flat[start : start + MAX_COUNT] for start in range(0, flat.size, MAX_COUNT)]
-
-
-def _packed(arrays: Sequence[Array]) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-    """The arrays' bytes in one vector, and how to read such a vector back."""
-    xp = ops(arrays[0])
-    raw = [xp.as_bytes(np.ascontiguousarray(a)) for a in arrays]
-    layout = [(dtype_name(a), tuple(a.shape), r.size) for a, r in zip(arrays, raw, strict=True)]
-
-    def read(row: Array) -> tuple[Array, ...]:
-        found, start = [], 0
-        for dtype, shape, size in layout:
-            found.append(xp.from_bytes(row[start : start + size], dtype, shape))
-            start += size
-        return tuple(found)
-
-    return (raw[0] if len(raw) == 1 else np.concatenate(raw)), read

@@ -1,0 +1,216 @@
+"""Ranks of one machine exchange through memory: an MPI shared window, in which buckets lie and which every rank reads.
+
+Each rank has an arena: counters, two staging buffers a lane, and the buckets. A request is a few actions with barriers between them; a
+barrier is a counter of each rank in the window, looked at by the engine with its usual pauses. In an allreduce each rank combines its
+share of all ranks' arrays, in the order of ranks, and writes it to all of them: every byte is read once and written once.
+
+What does not fit (a payload larger than a staging buffer) goes through MPI, by the same decision on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array, numpy_dtype, ops
+from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
+from ._base import Pending
+from ._packing import packed
+from .mpi import MpiTransport
+
+STAGING_BYTES = 16 << 20
+"""Of each staging buffer. Memory is taken only when it is touched."""
+_LINE = 64
+_PIECE_BYTES = 256 << 10
+"""A share is combined in pieces that stay in the cache between reading and writing."""
+_SHARE_OF_FREE = 0.5
+_MAX_ARENA_BYTES = 16 << 30
+
+_REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
+
+
+class SharedMemoryTransport:
+    """Collectives of ranks that share one machine."""
+
+    def __init__(self, num_lanes: int, comm: Any = None, mpi: MpiTransport | None = None):
+        self._mpi = mpi or MpiTransport(num_lanes, comm)
+        self.topology, self.library = self._mpi.topology, self._mpi.library
+        assert self.topology.local_size == self.topology.size, "the ranks of a shared-memory transport share one machine"
+        self._window, self._arenas = self._mpi.shared_window(_arena_bytes(self.topology.size))
+        lanes = num_lanes + 1  # the last is CONTROL
+        self._counters = [arena[: lanes * _LINE].view(np.int64)[:: _LINE // 8] for arena in self._arenas]
+        start = -(-lanes * _LINE // 4096) * 4096
+        self._staging = [[[a[start + i * STAGING_BYTES :][:STAGING_BYTES] for a in self._arenas] for i in (2 * lane, 2 * lane + 1)] for lane in range(lanes)]
+        self._turn = [0] * lanes
+        self._used = start + 2 * lanes * STAGING_BYTES
+
+    def start(self, request: Request, lane: int) -> Pending:
+        """Begin a request on a lane."""
+        match request:
+            case AllReduce(array, op, resident):
+                actions = self._reduce_in_place(array, op) if resident and self._holds(array) else self._reduce_staged(array, op, lane)
+                return self._run(lane, actions, lambda: array)
+            case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
+                return self._gather(arrays, sizes, lane)
+            case AllToAll(parts) if sum(a.nbytes for a in parts[0]) * len(parts) <= STAGING_BYTES:
+                return self._exchange(parts, lane)
+            case Broadcast(array, root) if array.nbytes <= STAGING_BYTES:
+                return self._broadcast(array, root, lane)
+        return self._mpi.start(request, lane)
+
+    def allocate(self, num_elements: int, dtype: str) -> Array:
+        """A vector at the same place of every rank's arena; ordinary memory when the arena is full."""
+        wanted = numpy_dtype(dtype)
+        start, self._used = self._used, self._used + -(-max(num_elements, 1) * wanted.itemsize // _LINE) * _LINE
+        if self._used > self._arenas[0].size:
+            self._used = start
+            return self._mpi.allocate(num_elements, dtype)
+        return self._arenas[self.topology.rank][start : start + num_elements * wanted.itemsize].view(wanted)
+
+    # --- requests as actions between barriers ---
+
+    def _run(self, lane: int, actions: Iterator[None], answer: Callable[[], Any]) -> _Steps:
+        return _Steps(self._window, self._counters, self._counters[self.topology.rank], lane, actions, answer)
+
+    def _reduce_in_place(self, array: Array, op: str) -> Iterator[None]:
+        offset = self._offset(array)
+        everyone = [arena[offset : offset + array.nbytes].view(array.dtype) for arena in self._arenas]
+        yield
+        self._combine(everyone, op, everyone)
+        yield
+
+    def _reduce_staged(self, array: Array, op: str, lane: int) -> Iterator[None]:
+        flat = array.reshape(-1)
+        step = STAGING_BYTES // flat.itemsize
+        for start in range(0, flat.size, step):
+            piece = flat[start : start + step]
+            staging = [s[: piece.nbytes].view(piece.dtype) for s in self._next_staging(lane)]
+            staging[self.topology.rank][:] = piece
+            yield
+            self._combine(staging, op, [staging[self.topology.rank]])
+            yield
+            for rank, share in enumerate(_shares(piece.size, self.topology.size)):
+                piece[share] = staging[rank][share]
+
+    def _gather(self, arrays: Sequence[Array], sizes: Sequence[int] | None, lane: int) -> _Steps:
+        staging = self._next_staging(lane)
+        raw, read = packed(arrays)
+
+        def actions() -> Iterator[None]:
+            staging[self.topology.rank][: raw.size] = raw
+            yield
+
+        rows = [s[:n] for s, n in zip(staging, sizes or [raw.size] * len(staging), strict=True)]
+        return self._run(lane, actions(), lambda: [(row,) if sizes is not None else read(row) for row in rows])
+
+    def _exchange(self, parts: Sequence[Sequence[Array]], lane: int) -> _Steps:
+        staging, rank = self._next_staging(lane), self.topology.rank
+        written = [packed(part) for part in parts]
+        size, read = written[0][0].size, written[0][1]
+
+        def actions() -> Iterator[None]:
+            for number, (raw, _) in enumerate(written):
+                staging[rank][number * size : (number + 1) * size] = raw
+            yield
+
+        return self._run(lane, actions(), lambda: [read(s[rank * size : (rank + 1) * size]) for s in staging])
+
+    def _broadcast(self, array: Array, root: int, lane: int) -> _Steps:
+        staging = self._next_staging(lane)[root]
+        raw = ops(array).as_bytes(array)
+
+        def actions() -> Iterator[None]:
+            if self.topology.rank == root:
+                staging[: raw.size] = raw
+            yield
+            if self.topology.rank != root:
+                raw[:] = staging[: raw.size]
+
+        return self._run(lane, actions(), lambda: array)
+
+    def _combine(self, inputs: Sequence[Array], op: str, outputs: Sequence[Array]) -> None:
+        """Combine this rank's share of all inputs, and write it to that share of the outputs."""
+        share = _shares(inputs[0].size, len(inputs))[self.topology.rank]
+        step = max(1, _PIECE_BYTES // inputs[0].itemsize)
+        reduce, total = _REDUCE[op], np.empty(min(step, share.stop - share.start), inputs[0].dtype)
+        for start in range(share.start, share.stop, step):
+            part = slice(start, min(start + step, share.stop))
+            into = total[: part.stop - part.start]
+            into[:] = inputs[0][part]
+            for other in inputs[1:]:
+                reduce(into, other[part], out=into)
+            for output in outputs:
+                output[part] = into
+
+    # --- the arena ---
+
+    def _next_staging(self, lane: int) -> list[Array]:
+        """The two buffers of a lane take turns: when one comes round again, everybody has passed a barrier after reading it."""
+        self._turn[lane] ^= 1
+        return self._staging[lane][self._turn[lane]]
+
+    def _offset(self, array: Array) -> int:
+        """How far from the beginning of this rank's arena the array lies."""
+        return int(array.ctypes.data - self._arenas[self.topology.rank].ctypes.data)
+
+    def _holds(self, array: Array) -> bool:
+        return 0 <= self._offset(array) < self._arenas[0].size
+
+    def post(self, rank: int, note: bytes) -> None:
+        """Through MPI."""
+        self._mpi.post(rank, note)
+
+    def notes(self) -> list[tuple[int, bytes]]:
+        """Through MPI."""
+        return self._mpi.notes()
+
+    def close(self) -> None:
+        """Free the communicators. The window stays until the process ends: gradients lie in it."""
+        self._mpi.close()
+
+    def abandon(self) -> None:
+        """Never wait for other ranks again."""
+        self._mpi.abandon()
+
+
+class _Steps:
+    """A request under way: its next action runs when every rank has reached the barrier before it."""
+
+    def __init__(self, window: Any, counters: Sequence[Array], mine: Array, lane: int, actions: Iterator[None], answer: Callable[[], Any]):
+        self._window, self._counters, self._mine = window, counters, mine
+        self._lane, self._actions, self.answer = lane, actions, answer
+        self._waiting = True
+        self._advance()
+
+    def done(self) -> bool:
+        """Run what can run."""
+        while self._waiting:
+            target = self._mine[self._lane]
+            if any(c[self._lane] < target for c in self._counters):
+                return False
+            self._window.Sync()  # what the others wrote before their barrier is visible from here on
+            self._advance()
+        return True
+
+    def _advance(self) -> None:
+        if next(self._actions, self) is self:
+            self._waiting = False
+        else:
+            self._window.Sync()
+            self._mine[self._lane] += 1  # reached the next barrier
+
+
+def _shares(size: int, ranks: int) -> list[slice]:
+    """Equal parts, on borders of cache lines of 4-byte elements."""
+    part = -(-size // ranks // 16) * 16 if size >= 16 * ranks else -(-size // ranks)
+    return [slice(min(r * part, size), min((r + 1) * part, size)) for r in range(ranks)]
+
+
+def _arena_bytes(ranks: int) -> int:
+    """Half of the free shared memory, in equal parts."""
+    free = shutil.disk_usage("/dev/shm").free
+    return min(_MAX_ARENA_BYTES, math.floor(free * _SHARE_OF_FREE / ranks)) // 4096 * 4096
