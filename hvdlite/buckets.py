@@ -91,7 +91,7 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """The gradients of one optimizer, and their exchange. With the ``order`` of an earlier run they lie as they did there."""
+    """The gradients of one optimizer, and their exchange."""
 
     def __init__(
         self,
@@ -103,15 +103,13 @@ class GradientBuckets:
         op: ReduceOp = Average,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        order: Sequence[str] = (),
     ):
         self._world, self._name = world, name
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
-        self._observed: list[str] | None = None if order else []  # the order of readiness in the first step; None once it is used
+        self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
         self._parameters = {p.name: p for p in reversed(parameters)}
-        if order:
-            self._parameters = {name: self._parameters[name] for name in order}
+        self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
 
     def view(self, name: str) -> Array:
@@ -132,6 +130,11 @@ class GradientBuckets:
     def plans(self) -> list[BucketPlan]:
         """The layout."""
         return [b.plan for b in self._buckets]
+
+    def lay_out_as(self, order: Sequence[str]) -> None:
+        """Lie as in an earlier run, and stay so. Every rank passes the same order, before the first step."""
+        self._observed = None
+        self._reorder(order)
 
     def mark_ready(self, name: str) -> None:
         """The gradient of ``name`` lies in its view; a bucket that is full now goes out."""
@@ -194,8 +197,11 @@ class GradientBuckets:
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[str, _Bucket] = {}
+        start = 0
         for number, bucket_plan in enumerate(plan(list(self._parameters.values()), self.compressor, self._world.settings.bucket_bytes)):
-            flat = self._world.transport.allocate(sum(p.num_elements for p in bucket_plan.parameters), bucket_plan.parameters[0].dtype)
+            size = sum(p.nbytes for p in bucket_plan.parameters)
+            flat = self._memory[start : start + size].view(numpy_dtype(bucket_plan.parameters[0].dtype))
+            start += _padded(size)
             bucket = _Bucket(f"{self._name}.bucket.{number}", bucket_plan, flat, _views(flat, bucket_plan.parameters))
             self._buckets.append(bucket)
             self._bucket_of |= dict.fromkeys(bucket.views, bucket)
@@ -207,10 +213,22 @@ class GradientBuckets:
         order = list(dict.fromkeys([*observed, *names]))
         permutation = np.array([place[name] for name in order], np.int64)
         self._world.engine.submit(BroadcastOperation(f"{self._name}.order", [permutation], 0)).wait()
-        ordered = {names[i]: self._parameters[names[i]] for i in permutation}
-        if list(ordered) != names:
-            self._parameters = ordered
-            self._lay_out()
+        self._reorder([names[i] for i in permutation])
+
+    def _reorder(self, order: Sequence[str]) -> None:
+        """Lay out anew in the same memory; gradients keep their values."""
+        if list(order) == list(self._parameters):
+            return
+        gradients = {name: self.view(name).copy() for name in order}
+        self._parameters = {name: self._parameters[name] for name in order}
+        self._lay_out()
+        for name, gradient in gradients.items():
+            self.view(name)[...] = gradient
+
+
+def _padded(num_bytes: int) -> int:
+    """Buckets begin on cache lines."""
+    return -(-num_bytes // 64) * 64
 
 
 def _views(flat: Array, parameters: Sequence[Parameter]) -> dict[str, Array]:

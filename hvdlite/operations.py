@@ -60,7 +60,8 @@ class AllReduceOperation(Operation):
     """Combine arrays over the ranks, in place: one tensor, a group that travels together, or a bucket of gradients.
 
     ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
-    ``resident``: the vector is the transport's own, the same on every rank. ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
+    ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
+    ``resident``: the vector is the transport's own, the same one on every rank.
     """
 
     name: str

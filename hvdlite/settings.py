@@ -29,7 +29,9 @@ class Settings:
     """The knobs and their values in this process."""
 
     compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
-    transport: str = setting("auto", "how ranks talk: auto, local (one process), mpi, or shared_memory (one machine)", choices=("auto", "local", "mpi", "shared_memory"))
+    transport: str = setting(
+        "auto", "how ranks talk: auto, local (one process), mpi, or shared_memory (one machine)", choices=("auto", "local", "mpi", "shared_memory")
+    )
     bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1)
     fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0)
     slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1)

@@ -160,8 +160,8 @@ def test_missing_gradients_count_as_zero_and_the_absent_everywhere_are_told(thre
             b.view(name)[...] = 99
     grads = gradients(0)
     seen = [["fc1.weight", "fc2.weight"], ["fc1.weight", "fc1.bias"]]
-    views: list[dict[str, np.ndarray]] = [{n: b.view(n) for n in NAMES} for b in buckets]
     assert on_ranks(2, lambda rank: step(buckets[rank], grads, seen[rank])) == [frozenset({"fc2.bias"})] * 2
+    views = [{n: b.view(n) for n in NAMES} for b in buckets]  # where the gradients lie now; the layout has changed
     for rank in range(2):
         np.testing.assert_allclose(views[rank]["fc1.weight"], 2 * grads["fc1.weight"], rtol=1e-6)
         np.testing.assert_array_equal(views[rank]["fc2.weight"], grads["fc2.weight"])

@@ -57,7 +57,11 @@ class Gradients:
         self._name = world.auto_name("optimizer")
         self._is_agreed = False
         self._order: list[str] = []
-        self._lay_out([])
+        self._buckets = GradientBuckets(
+            world, self._name, self._parameters, self.compressor, op=options.op, prescale=1.0 / options.predivide, postscale=options.predivide
+        )
+        self._views: dict[torch.Tensor, torch.Tensor] = {}
+        self._refresh_views()
         # The parameters outlive this object, and another optimizer may take them over: their hooks must not keep it alive.
         this = weakref.ref(self)
         hooks = [p.register_post_accumulate_grad_hook(lambda parameter: _hand_to(this, parameter)) for p in self._names]  # type: ignore[no-untyped-call]
@@ -142,12 +146,12 @@ class Gradients:
         self._check_untouched()
         self._check_start()
         absent = self._buckets.finish()
+        self._refresh_views()
         for parameter, name in self._names.items():
             view = self._views[parameter]
             parameter.grad = None if name in absent and not view.any() else view
         self.forget_passes()
         self._handed.clear()
-        self._refresh_views()
 
     def _agree(self) -> None:
         """Before the first exchange: that the ranks train the same parameters, and in which order these lie in the buckets."""
@@ -158,18 +162,9 @@ class Gradients:
         problem = first_difference([theirs for theirs, _ in everyone])
         if problem:
             raise MismatchError(problem)
-        order = everyone[0][1]
-        if order != self._buckets.order:
-            self._lay_out(order)
-
-    def _lay_out(self, order: Sequence[str]) -> None:
-        options = self._options
-        self._buckets = GradientBuckets(
-            hvdlite.world(), self._name, self._parameters, self.compressor,
-            op=options.op, prescale=1.0 / options.predivide, postscale=options.predivide, order=order,
-        )  # fmt: skip
-        self._views: dict[torch.Tensor, torch.Tensor] = {}
-        self._refresh_views()
+        if everyone[0][1]:
+            self._buckets.lay_out_as(everyone[0][1])
+            self._refresh_views()
 
     def _check_untouched(self) -> None:
         for parameter, version in self._handed.items():

@@ -133,9 +133,9 @@ class MpiTransport:
         return _Pending(requests, lambda: [read(row) if read else (row,) for row in rows])
 
     def _alltoall(self, comm: Any, parts: Sequence[Sequence[Array]]) -> _Pending:
-        packed = [packed(part) for part in parts]
-        send = np.concatenate([raw for raw, _ in packed])
-        part_bytes, read = send.size // comm.size, packed[0][1]
+        written = [packed(part) for part in parts]
+        send = np.concatenate([raw for raw, _ in written])
+        part_bytes, read = send.size // comm.size, written[0][1]
         received = np.empty((comm.size, part_bytes), np.uint8)
         requests = []
         for start in range(0, part_bytes, MAX_COUNT):

@@ -9,14 +9,17 @@ What does not fit (a payload larger than a staging buffer) goes through MPI, by 
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, numpy_dtype, ops
+from ..arrays import Array, numpy_dtype
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ._base import Pending
 from ._packing import packed
@@ -29,6 +32,7 @@ _PIECE_BYTES = 256 << 10
 """A share is combined in pieces that stay in the cache between reading and writing."""
 _SHARE_OF_FREE = 0.5
 _MAX_ARENA_BYTES = 16 << 30
+_MADV_REMOVE = 9  # Linux
 
 _REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
 
@@ -69,7 +73,9 @@ class SharedMemoryTransport:
         if self._used > self._arenas[0].size:
             self._used = start
             return self._mpi.allocate(num_elements, dtype)
-        return self._arenas[self.topology.rank][start : start + num_elements * wanted.itemsize].view(wanted)
+        memory = (ctypes.c_char * (num_elements * wanted.itemsize)).from_address(self._arenas[self.topology.rank].ctypes.data + start)
+        weakref.finalize(memory, _give_back, ctypes.addressof(memory), ctypes.sizeof(memory)).atexit = False
+        return np.frombuffer(memoryview(memory), wanted)
 
     # --- requests as actions between barriers ---
 
@@ -121,7 +127,7 @@ class SharedMemoryTransport:
 
     def _broadcast(self, array: Array, root: int, lane: int) -> _Steps:
         staging = self._next_staging(lane)[root]
-        raw = ops(array).as_bytes(array)
+        raw = array.reshape(-1).view(np.uint8)
 
         def actions() -> Iterator[None]:
             if self.topology.rank == root:
@@ -158,7 +164,7 @@ class SharedMemoryTransport:
         return int(array.ctypes.data - self._arenas[self.topology.rank].ctypes.data)
 
     def _holds(self, array: Array) -> bool:
-        return 0 <= self._offset(array) < self._arenas[0].size
+        return bool(0 <= self._offset(array) < self._arenas[0].size)
 
     def post(self, rank: int, note: bytes) -> None:
         """Through MPI."""
@@ -202,6 +208,13 @@ class _Steps:
         else:
             self._window.Sync()
             self._mine[self._lane] += 1  # reached the next barrier
+
+
+def _give_back(address: int, num_bytes: int) -> None:
+    """Nobody looks at this memory any more: take the whole pages in it back from the window. Its place is not used again."""
+    first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_REMOVE)
 
 
 def _shares(size: int, ranks: int) -> list[slice]:
