@@ -99,7 +99,10 @@ def cases(x: np.ndarray, density: float) -> dict[str, dict[str, Callable[[], obj
         payload = codec.encode(x)
         rows[f"{name}: add to a sum"] = {"compiled": lambda codec=codec, payload=payload: codec.decode(payload, again, arrays.ADD)}
     rows["all finite"] = {"compiled": lambda: ops(x).all_finite(x), "torch": lambda: bool(torch.isfinite(tensor).all())}
-    rows["sum of 2"] = {"compiled": lambda: ops(x).sum_of(shares, out, 0.5), "torch": lambda: torch.add(tensor, tensor, out=torch.from_numpy(out)).mul_(0.5)}
+    rows["sum of 2"] = {
+        "compiled": lambda: ops(x).sum_of(shares, out, 0.5),
+        "torch": lambda: torch.add(*map(torch.from_numpy, shares), out=torch.from_numpy(out)).mul_(0.5),
+    }
     for row in rows.values():
         row["numpy"] = without_kernels(row["compiled"])
     rows["memcpy"] = {"compiled": lambda: np.copyto(out, x)}

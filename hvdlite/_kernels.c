@@ -393,51 +393,21 @@ CLONES static void sum_of(const float *const *shares, Py_ssize_t count, float fa
     }
 }
 
+/* out[at[i]] += values[i], until an index lies outside; the number of those that do not. */
+static Py_ssize_t add_at(float *restrict out, Py_ssize_t n, const int32_t *restrict at, const float *restrict values, Py_ssize_t count) {
+    Py_ssize_t i = 0;
+    for (; i < count && at[i] >= 0 && at[i] < n; i++)
+        out[at[i]] += values[i];
+    return i;
+}
+
 /* --- What Python sees ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     Py_buffer view;
     Py_ssize_t count;
-    int held;
+    int held, written;
 } Vector;
-
-/* Kinds of entries: the letters of the struct module, and the size of an entry. */
-typedef struct {
-    const char *letters, *name;
-    Py_ssize_t size;
-} Kind;
-
-static const Kind FLOATS = {"f", "float32", 4}, INDICES = {"il", "int32", 4}, HALVES = {"ehH", "16-bit", 2}, BYTES = {"bB", "8-bit", 1};
-
-static int take(Vector *vector, PyObject *object, Kind kind, int writable) {
-    if (PyObject_GetBuffer(object, &vector->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_MemoryError)) {
-            PyErr_Clear();
-            PyErr_Format(PyExc_ValueError, "expected a contiguous%s array of %s entries", writable ? " writable" : "", kind.name);
-        }
-        return 0;
-    }
-    vector->held = 1;
-    const char *format = vector->view.format ? vector->view.format : "B";
-    if (*format == '@' || *format == '=')
-        format++;
-    if (!*format || format[1] || !strchr(kind.letters, *format) || vector->view.itemsize != kind.size) {
-        PyErr_Format(PyExc_ValueError, "expected an array of %s entries, not of format '%s'", kind.name, vector->view.format ? vector->view.format : "B");
-        return 0;
-    }
-    if (vector->view.len && (uintptr_t)vector->view.buf % (uintptr_t)kind.size) {
-        PyErr_Format(PyExc_ValueError, "expected an array of %s entries at an aligned address", kind.name);
-        return 0;
-    }
-    vector->count = vector->view.len / kind.size;
-    return 1;
-}
-
-static void drop(Vector *vectors, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (vectors[i].held)
-            PyBuffer_Release(&vectors[i].view);
-}
 
 static int demand(int condition, const char *what) {
     if (!condition)
@@ -445,9 +415,56 @@ static int demand(int condition, const char *what) {
     return condition;
 }
 
+/* Take hold of an array whose entries are of a kind: f float32, i int32, h 16 bits, b 8 bits; a capital if it will be written. */
+static int take(Vector *vector, PyObject *object, char kind) {
+    vector->written = kind < 'a';
+    kind = vector->written ? (char)(kind - 'A' + 'a') : kind;
+    const char *letters = kind == 'f' ? "f" : kind == 'i' ? "il" : kind == 'h' ? "ehH" : "bB"; /* of the struct module */
+    Py_ssize_t size = kind == 'f' || kind == 'i' ? 4 : kind == 'h' ? 2 : 1;
+    if (PyObject_GetBuffer(object, &vector->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (vector->written ? PyBUF_WRITABLE : 0)) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            PyErr_Clear();
+            demand(0, vector->written ? "expected a contiguous array that may be written" : "expected a contiguous array");
+        }
+        return 0;
+    }
+    vector->held = 1;
+    const char *given = vector->view.format ? vector->view.format : "B", *format = *given == '@' || *given == '=' ? given + 1 : given;
+    if (!*format || format[1] || !strchr(letters, *format) || vector->view.itemsize != size) {
+        PyErr_Format(PyExc_ValueError, "expected an array of format '%c' and %zd bytes an entry, not of '%s' and %zd", kind, size, given,
+                     vector->view.itemsize);
+        return 0;
+    }
+    vector->count = vector->view.len / size;
+    return demand(!vector->view.len || (uintptr_t)vector->view.buf % (uintptr_t)size == 0, "expected an array at an aligned address");
+}
+
 static int apart(const Vector *a, const Vector *b) {
     const char *x = a->view.buf, *y = b->view.buf;
     return demand(!a->view.len || !b->view.len || x + a->view.len <= y || y + b->view.len <= x, "what is written overlaps something else");
+}
+
+/* Take hold of an array for each letter of `kinds`. None that is written overlaps another. */
+static int take_all(Vector *vectors, PyObject *const *objects, const char *kinds) {
+    for (int i = 0; kinds[i]; i++) {
+        if (!take(&vectors[i], objects[i], kinds[i]))
+            return 0;
+        for (int j = 0; j < i; j++)
+            if ((vectors[i].written || vectors[j].written) && !apart(&vectors[i], &vectors[j]))
+                return 0;
+    }
+    return 1;
+}
+
+/* Let go of the arrays; the result is None, or NULL with the error that is set. */
+static PyObject *finish(Vector *vectors, Py_ssize_t count, int good) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (vectors[i].held)
+            PyBuffer_Release(&vectors[i].view);
+    if (!good)
+        return NULL;
+    Py_INCREF(Py_None);
+    return Py_None;
 }
 
 static int known(int how) { return demand(how == SET || how == ADD || how == SUBTRACT, "how must be 0, 1 or 2"); }
@@ -458,271 +475,215 @@ static int exact(double value, float *out) {
     return demand((double)*out == value || value != value, "expected a value that float32 holds");
 }
 
-static PyObject *finish(Vector *vectors, Py_ssize_t count, int good) {
-    drop(vectors, count);
-    if (!good)
-        return NULL;
-    Py_INCREF(Py_None);
-    return Py_None;
+/* Whether `scales` blocks are `bytes` bytes of `each` entries; then *entries says how many entries they are. */
+static int whole_blocks(Py_ssize_t scales, Py_ssize_t block, Py_ssize_t bytes, Py_ssize_t each, Py_ssize_t *entries) {
+    int good = demand(block > 0 && block % each == 0 && scales <= PY_SSIZE_T_MAX / block && bytes == scales * block / each,
+                      "lengths are not those of whole blocks");
+    *entries = good ? scales * block : 0;
+    return good;
 }
 
+#define WITHOUT_THE_LOCK(work)      \
+    do {                            \
+        Py_BEGIN_ALLOW_THREADS;     \
+        work;                       \
+        Py_END_ALLOW_THREADS;       \
+    } while (0)
+
 static PyObject *py_magnitude(PyObject *self, PyObject *args) {
-    PyObject *object;
-    Vector v = {{0}, 0, 0};
+    PyObject *object, *result;
+    Vector v = {{0}, 0, 0, 0};
     uint32_t top = 0;
     (void)self;
     if (!PyArg_ParseTuple(args, "O", &object))
         return NULL;
-    int good = take(&v, object, FLOATS, 0);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        top = top_of(v.view.buf, v.count);
-        Py_END_ALLOW_THREADS;
-    }
-    drop(&v, 1);
+    int good = take(&v, object, 'f');
+    if (good)
+        WITHOUT_THE_LOCK(top = top_of(v.view.buf, v.count));
+    result = finish(&v, 1, good);
+    Py_XDECREF(result);
     return good ? PyFloat_FromDouble(float_of(top)) : NULL;
 }
 
-static PyObject *py_magnitudes(PyObject *self, PyObject *args) {
-    PyObject *from, *out;
-    Vector v[2] = {{{0}, 0, 0}};
-    (void)self;
-    if (!PyArg_ParseTuple(args, "OO", &from, &out))
-        return NULL;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], out, FLOATS, 1) && apart(&v[0], &v[1]) &&
-               demand(v[1].count ? v[0].count % v[1].count == 0 : v[0].count == 0, "rows differ in length");
-    if (good && v[1].count) {
-        Py_BEGIN_ALLOW_THREADS;
-        tops_of(v[0].view.buf, v[1].count, v[0].count / v[1].count, v[1].view.buf);
-        Py_END_ALLOW_THREADS;
-    }
-    return finish(v, 2, good);
-}
-
 static PyObject *py_magnitude_16(PyObject *self, PyObject *args) {
-    PyObject *object;
-    Vector v = {{0}, 0, 0};
+    PyObject *object, *result;
+    Vector v = {{0}, 0, 0, 0};
     uint32_t top = 0;
     (void)self;
     if (!PyArg_ParseTuple(args, "O", &object))
         return NULL;
-    int good = take(&v, object, HALVES, 0);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        top = top_of_16(v.view.buf, v.count);
-        Py_END_ALLOW_THREADS;
-    }
-    drop(&v, 1);
+    int good = take(&v, object, 'h');
+    if (good)
+        WITHOUT_THE_LOCK(top = top_of_16(v.view.buf, v.count));
+    result = finish(&v, 1, good);
+    Py_XDECREF(result);
     return good ? PyLong_FromUnsignedLong(top) : NULL;
 }
 
-static PyObject *py_to_half(PyObject *self, PyObject *args) {
-    PyObject *from, *to;
-    double written;
-    float factor = 0;
-    Vector v[2] = {{{0}, 0, 0}};
+static PyObject *py_magnitudes(PyObject *self, PyObject *args) {
+    PyObject *o[2];
+    Vector v[2] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOd", &from, &to, &written))
+    if (!PyArg_ParseTuple(args, "OO", &o[0], &o[1]))
         return NULL;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, HALVES, 1) && demand(v[0].count == v[1].count, "lengths differ") && apart(&v[0], &v[1]) &&
-               exact(written, &factor);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        to_half(v[0].view.buf, factor, v[1].view.buf, v[0].count);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = take_all(v, o, "fF") && demand(v[1].count ? v[0].count % v[1].count == 0 : v[0].count == 0, "rows differ in length");
+    if (good && v[1].count)
+        WITHOUT_THE_LOCK(tops_of(v[0].view.buf, v[1].count, v[0].count / v[1].count, v[1].view.buf));
+    return finish(v, 2, good);
+}
+
+static PyObject *py_to_half(PyObject *self, PyObject *args) {
+    PyObject *o[2];
+    double written;
+    float factor;
+    Vector v[2] = {{{0}, 0, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOd", &o[0], &o[1], &written))
+        return NULL;
+    int good = exact(written, &factor) && take_all(v, o, "fH") && demand(v[0].count == v[1].count, "lengths differ");
+    if (good)
+        WITHOUT_THE_LOCK(to_half(v[0].view.buf, factor, v[1].view.buf, v[0].count));
     return finish(v, 2, good);
 }
 
 static PyObject *py_from_half(PyObject *self, PyObject *args) {
-    PyObject *from, *into;
+    PyObject *o[2];
     double written;
-    float unit = 0;
+    float unit;
     int how;
-    Vector v[2] = {{{0}, 0, 0}};
+    Vector v[2] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OdOi", &from, &written, &into, &how))
+    if (!PyArg_ParseTuple(args, "OdOi", &o[0], &written, &o[1], &how))
         return NULL;
-    int good = take(&v[0], from, HALVES, 0) && take(&v[1], into, FLOATS, 1) && demand(v[1].count <= v[0].count, "too few entries to decode") &&
-               apart(&v[0], &v[1]) && known(how) && exact(written, &unit);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        from_half(v[0].view.buf, unit, v[1].view.buf, v[1].count, how);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = exact(written, &unit) && known(how) && take_all(v, o, "hF") && demand(v[1].count <= v[0].count, "too few entries to decode");
+    if (good)
+        WITHOUT_THE_LOCK(from_half(v[0].view.buf, unit, v[1].view.buf, v[1].count, how));
     return finish(v, 2, good);
 }
 
 static PyObject *py_to_bfloat(PyObject *self, PyObject *args) {
-    PyObject *from, *to;
-    Vector v[2] = {{{0}, 0, 0}};
+    PyObject *o[2];
+    Vector v[2] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OO", &from, &to))
+    if (!PyArg_ParseTuple(args, "OO", &o[0], &o[1]))
         return NULL;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, HALVES, 1) && demand(v[0].count == v[1].count, "lengths differ") && apart(&v[0], &v[1]);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        to_bfloat(v[0].view.buf, v[1].view.buf, v[0].count);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = take_all(v, o, "fH") && demand(v[0].count == v[1].count, "lengths differ");
+    if (good)
+        WITHOUT_THE_LOCK(to_bfloat(v[0].view.buf, v[1].view.buf, v[0].count));
     return finish(v, 2, good);
 }
 
 static PyObject *py_from_bfloat(PyObject *self, PyObject *args) {
-    PyObject *from, *into;
+    PyObject *o[2];
     int how;
-    Vector v[2] = {{{0}, 0, 0}};
+    Vector v[2] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOi", &from, &into, &how))
+    if (!PyArg_ParseTuple(args, "OOi", &o[0], &o[1], &how))
         return NULL;
-    int good = take(&v[0], from, HALVES, 0) && take(&v[1], into, FLOATS, 1) && demand(v[1].count <= v[0].count, "too few entries to decode") &&
-               apart(&v[0], &v[1]) && known(how);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        from_bfloat(v[0].view.buf, v[1].view.buf, v[1].count, how);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = known(how) && take_all(v, o, "hF") && demand(v[1].count <= v[0].count, "too few entries to decode");
+    if (good)
+        WITHOUT_THE_LOCK(from_bfloat(v[0].view.buf, v[1].view.buf, v[1].count, how));
     return finish(v, 2, good);
 }
 
-/* Whether `scales` blocks of `block` entries are `entries` entries, packed into `bytes` bytes of `each` entries. */
-static int whole_blocks(Py_ssize_t entries, Py_ssize_t scales, Py_ssize_t block, Py_ssize_t bytes, Py_ssize_t each) {
-    return demand(block > 0 && block % each == 0 && scales <= PY_SSIZE_T_MAX / block && entries == scales * block && bytes == entries / each,
-                  "lengths are not those of whole blocks");
-}
-
-/* Whether `scales` blocks in `bytes` bytes of `each` entries hold `entries` entries or more. */
-static int enough_blocks(Py_ssize_t entries, Py_ssize_t scales, Py_ssize_t block, Py_ssize_t bytes, Py_ssize_t each) {
-    return demand(block > 0 && scales <= PY_SSIZE_T_MAX / block, "lengths are not those of whole blocks") &&
-           whole_blocks(scales * block, scales, block, bytes, each) && demand(entries <= scales * block, "too few entries to decode");
-}
-
 static PyObject *py_to_levels(PyObject *self, PyObject *args) {
-    PyObject *from, *to, *scales;
-    Py_ssize_t block;
+    PyObject *o[3];
+    Py_ssize_t block, entries;
     int bits;
     double written;
     long long mask;
-    float per_level = 0;
-    Vector v[3] = {{{0}, 0, 0}};
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOnidL", &from, &to, &scales, &block, &bits, &written, &mask))
+    if (!PyArg_ParseTuple(args, "OOOnidL", &o[0], &o[1], &o[2], &block, &bits, &written, &mask))
         return NULL;
-    per_level = (float)written;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, BYTES, 1) && take(&v[2], scales, FLOATS, 1) &&
-               demand(bits == 8 || bits == 4, "bits must be 8 or 4") && whole_blocks(v[0].count, v[2].count, block, v[1].count, 8 / bits) &&
-               apart(&v[0], &v[1]) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        (bits == 8 ? to_levels_8 : to_levels_4)(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, per_level, (uint32_t)mask);
-        Py_END_ALLOW_THREADS;
-    }
+    float per_level = (float)written;
+    void (*encode)(const float *, int8_t *, float *, Py_ssize_t, Py_ssize_t, float, uint32_t) = bits == 8 ? to_levels_8 : to_levels_4;
+    int good = demand(bits == 8 || bits == 4, "bits must be 8 or 4") && take_all(v, o, "fBF") &&
+               whole_blocks(v[2].count, block, v[1].count, 8 / bits, &entries) && demand(v[0].count == entries, "lengths differ");
+    if (good)
+        WITHOUT_THE_LOCK(encode(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, per_level, (uint32_t)mask));
     return finish(v, 3, good);
 }
 
 static PyObject *py_from_levels(PyObject *self, PyObject *args) {
-    PyObject *from, *scales, *into;
-    Py_ssize_t block;
+    PyObject *o[3];
+    Py_ssize_t block, entries;
     int bits, how;
-    Vector v[3] = {{{0}, 0, 0}};
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOnii", &from, &scales, &into, &block, &bits, &how))
+    if (!PyArg_ParseTuple(args, "OOOnii", &o[0], &o[1], &o[2], &block, &bits, &how))
         return NULL;
-    int good = take(&v[0], from, BYTES, 0) && take(&v[1], scales, FLOATS, 0) && take(&v[2], into, FLOATS, 1) &&
-               demand(bits == 8 || bits == 4, "bits must be 8 or 4") && enough_blocks(v[2].count, v[1].count, block, v[0].count, 8 / bits) &&
-               apart(&v[0], &v[2]) && apart(&v[1], &v[2]) && known(how);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        (bits == 8 ? from_levels_8 : from_levels_4)(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = known(how) && demand(bits == 8 || bits == 4, "bits must be 8 or 4") && take_all(v, o, "bfF") &&
+               whole_blocks(v[1].count, block, v[0].count, 8 / bits, &entries) && demand(v[2].count <= entries, "too few entries to decode");
+    if (good)
+        WITHOUT_THE_LOCK((bits == 8 ? from_levels_8 : from_levels_4)(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how));
     return finish(v, 3, good);
 }
 
 static PyObject *py_to_signs(PyObject *self, PyObject *args) {
-    PyObject *from, *to, *scales;
-    Py_ssize_t block;
+    PyObject *o[3];
+    Py_ssize_t block, entries;
     double *sums = NULL;
-    Vector v[3] = {{{0}, 0, 0}};
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOn", &from, &to, &scales, &block))
+    if (!PyArg_ParseTuple(args, "OOOn", &o[0], &o[1], &o[2], &block))
         return NULL;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], to, BYTES, 1) && take(&v[2], scales, FLOATS, 1) &&
-               demand(block >= 8 && (block & (block - 1)) == 0, "block must be a power of two from 8") &&
-               whole_blocks(v[0].count, v[2].count, block, v[1].count, 8) && apart(&v[0], &v[1]) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
-    if (good && v[2].count) {
+    int good = demand(block >= 8 && (block & (block - 1)) == 0, "block must be a power of two from 8") && take_all(v, o, "fBF") &&
+               whole_blocks(v[2].count, block, v[1].count, 8, &entries) && demand(v[0].count == entries, "lengths differ");
+    if (good && entries) {
         sums = malloc((size_t)block / 2 * sizeof *sums); /* no more than the vector's own size, for there is a block of it */
-        if (sums == NULL) {
+        if (sums != NULL) {
+            WITHOUT_THE_LOCK(to_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, sums));
+        } else {
             PyErr_NoMemory();
             good = 0;
-        } else {
-            Py_BEGIN_ALLOW_THREADS;
-            to_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, sums);
-            Py_END_ALLOW_THREADS;
         }
+        free(sums);
     }
-    free(sums);
     return finish(v, 3, good);
 }
 
 static PyObject *py_from_signs(PyObject *self, PyObject *args) {
-    PyObject *from, *scales, *into;
-    Py_ssize_t block;
+    PyObject *o[3];
+    Py_ssize_t block, entries;
     int how;
-    Vector v[3] = {{{0}, 0, 0}};
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOni", &from, &scales, &into, &block, &how))
+    if (!PyArg_ParseTuple(args, "OOOni", &o[0], &o[1], &o[2], &block, &how))
         return NULL;
-    int good = take(&v[0], from, BYTES, 0) && take(&v[1], scales, FLOATS, 0) && take(&v[2], into, FLOATS, 1) &&
-               enough_blocks(v[2].count, v[1].count, block, v[0].count, 8) && apart(&v[0], &v[2]) && apart(&v[1], &v[2]) && known(how);
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        from_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how);
-        Py_END_ALLOW_THREADS;
-    }
+    int good = known(how) && take_all(v, o, "bfF") && whole_blocks(v[1].count, block, v[0].count, 8, &entries) &&
+               demand(v[2].count <= entries, "too few entries to decode");
+    if (good)
+        WITHOUT_THE_LOCK(from_signs(v[0].view.buf, v[1].view.buf, v[2].view.buf, v[2].count, block, how));
     return finish(v, 3, good);
 }
 
 static PyObject *py_largest(PyObject *self, PyObject *args) {
-    PyObject *from, *index, *values;
-    Vector v[3] = {{{0}, 0, 0}};
+    PyObject *o[3];
+    int enough_memory = 1;
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOO", &from, &index, &values))
+    if (!PyArg_ParseTuple(args, "OOO", &o[0], &o[1], &o[2]))
         return NULL;
-    int good = take(&v[0], from, FLOATS, 0) && take(&v[1], index, INDICES, 1) && take(&v[2], values, FLOATS, 1) &&
-               demand(v[0].count <= INT32_MAX && v[1].count == v[2].count && v[1].count <= v[0].count, "lengths do not fit") && apart(&v[0], &v[1]) &&
-               apart(&v[0], &v[2]) && apart(&v[1], &v[2]);
-    if (good && v[1].count) {
-        int enough_memory;
-        Py_BEGIN_ALLOW_THREADS;
-        enough_memory = largest(v[0].view.buf, v[0].count, v[1].count, v[1].view.buf, v[2].view.buf);
-        Py_END_ALLOW_THREADS;
-        if (!enough_memory) {
-            PyErr_NoMemory();
-            good = 0;
-        }
-    }
-    return finish(v, 3, good);
+    int good = take_all(v, o, "fIF") && demand(v[0].count <= INT32_MAX && v[1].count == v[2].count && v[1].count <= v[0].count, "lengths do not fit");
+    if (good && v[1].count)
+        WITHOUT_THE_LOCK(enough_memory = largest(v[0].view.buf, v[0].count, v[1].count, v[1].view.buf, v[2].view.buf));
+    if (!enough_memory)
+        PyErr_NoMemory();
+    return finish(v, 3, good && enough_memory);
 }
 
 static PyObject *py_add_at(PyObject *self, PyObject *args) {
-    PyObject *out, *index, *values;
-    Py_ssize_t i = 0;
-    Vector v[3] = {{{0}, 0, 0}};
+    PyObject *o[3];
+    Py_ssize_t done = 0;
+    Vector v[3] = {{{0}, 0, 0, 0}};
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOO", &out, &index, &values))
+    if (!PyArg_ParseTuple(args, "OOO", &o[0], &o[1], &o[2]))
         return NULL;
-    int good = take(&v[0], out, FLOATS, 1) && take(&v[1], index, INDICES, 0) && take(&v[2], values, FLOATS, 0) &&
-               demand(v[1].count == v[2].count, "lengths differ") && apart(&v[0], &v[1]) && apart(&v[0], &v[2]);
+    int good = take_all(v, o, "Fif") && demand(v[1].count == v[2].count, "lengths differ");
     if (good) {
-        float *sum = v[0].view.buf;
-        const int32_t *at = v[1].view.buf;
-        const float *value = v[2].view.buf;
-        Py_BEGIN_ALLOW_THREADS;
-        for (; i < v[1].count && at[i] >= 0 && at[i] < v[0].count; i++)
-            sum[at[i]] += value[i];
-        Py_END_ALLOW_THREADS;
-        good = demand(i == v[1].count, "an index lies outside the vector");
+        WITHOUT_THE_LOCK(done = add_at(v[0].view.buf, v[0].count, v[1].view.buf, v[2].view.buf, v[1].count));
+        good = demand(done == v[1].count, "an index lies outside the vector");
     }
     return finish(v, 3, good);
 }
@@ -730,7 +691,7 @@ static PyObject *py_add_at(PyObject *self, PyObject *args) {
 static PyObject *py_sum_of(PyObject *self, PyObject *args) {
     PyObject *shares, *into;
     double written;
-    float factor = 0;
+    float factor;
     (void)self;
     if (!PyArg_ParseTuple(args, "O!Od", &PyTuple_Type, &shares, &into, &written))
         return NULL;
@@ -739,24 +700,22 @@ static PyObject *py_sum_of(PyObject *self, PyObject *args) {
         return NULL;
     Vector *v = calloc((size_t)count + 1, sizeof *v);
     const float **share = calloc((size_t)count, sizeof *share);
-    int good = v != NULL && share != NULL;
-    if (!good)
-        PyErr_NoMemory();
-    good = good && take(&v[count], into, FLOATS, 1);
+    if (v == NULL || share == NULL) {
+        free(v);
+        free((void *)share);
+        return PyErr_NoMemory();
+    }
+    int good = take(&v[count], into, 'F');
     for (Py_ssize_t i = 0; good && i < count; i++) {
-        good = take(&v[i], PyTuple_GetItem(shares, i), FLOATS, 0) && demand(v[i].count == v[count].count, "lengths differ") && apart(&v[i], &v[count]);
+        good = take(&v[i], PyTuple_GetItem(shares, i), 'f') && demand(v[i].count == v[count].count, "lengths differ") && apart(&v[i], &v[count]);
         share[i] = v[i].view.buf;
     }
-    if (good) {
-        Py_BEGIN_ALLOW_THREADS;
-        sum_of(share, count, factor, v[count].view.buf, v[count].count);
-        Py_END_ALLOW_THREADS;
-    }
-    if (v != NULL)
-        drop(v, count + 1);
+    if (good)
+        WITHOUT_THE_LOCK(sum_of(share, count, factor, v[count].view.buf, v[count].count));
+    PyObject *result = finish(v, count + 1, good);
     free(v);
     free((void *)share);
-    return finish(NULL, 0, good);
+    return result;
 }
 
 static PyMethodDef METHODS[] = {
