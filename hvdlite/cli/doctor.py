@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 
 import click
 
@@ -43,6 +44,7 @@ def _facts() -> Iterator[str]:
     yield f"memory       {memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f}{_shared_memory()}"
     yield f"packages     {', '.join(f'{name} {_version(name)}' for name in _PACKAGES)}"
     yield f"compressors  {', '.join(names())}"
+    yield f"kernels      {'compiled' if find_spec('hvdlite._kernels') else 'none: no compiler was there at installation, numpy does the work'}"
 
 
 def _shared_memory() -> str:
