@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, numpy_dtype
+from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ._base import Pending
 from ._packing import packed
@@ -34,7 +34,7 @@ _SHARE_OF_FREE = 0.5
 _MAX_ARENA_BYTES = 16 << 30
 _MADV_REMOVE = 9  # Linux
 
-_REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
+_REDUCE: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
 
 
 class SharedMemoryTransport:
@@ -142,13 +142,16 @@ class SharedMemoryTransport:
         """Combine this rank's share of all inputs, and write it to that share of the outputs."""
         share = _shares(inputs[0].size, len(inputs))[self.topology.rank]
         step = max(1, _PIECE_BYTES // inputs[0].itemsize)
-        reduce, total = _REDUCE[op], np.empty(min(step, share.stop - share.start), inputs[0].dtype)
+        xp, total = ops(inputs[0]), np.empty(min(step, share.stop - share.start), inputs[0].dtype)
         for start in range(share.start, share.stop, step):
             part = slice(start, min(start + step, share.stop))
             into = total[: part.stop - part.start]
-            into[:] = inputs[0][part]
-            for other in inputs[1:]:
-                reduce(into, other[part], out=into)
+            if op == "sum":
+                xp.sum_of([vector[part] for vector in inputs], into)
+            else:
+                into[:] = inputs[0][part]
+                for other in inputs[1:]:
+                    _REDUCE[op](into, other[part], out=into)
             for output in outputs:
                 output[part] = into
 
