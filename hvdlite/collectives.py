@@ -48,20 +48,20 @@ def allreduce_async(
         compression: a spec such as ``"fp16"``, or a compressor whose state lives as long as the object.
     """
     current = world()
-    name = name or current.auto_name("allreduce")
-    op = ReduceOp(op)
-    for array in arrays:
-        check_reducible(name, dtype_name(array), op, prescale_factor, postscale_factor)
-    topology = current.topology
-    return current.engine.submit(
-        AllReduceOperation(name, list(arrays), op, topology.size, topology.rank, prescale_factor, postscale_factor, as_compressor(compression))
-    )
+    op, topology = ReduceOp(op), current.topology
+    with current.named(name, "allreduce") as its_name:
+        for array in arrays:
+            check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
+        return current.engine.submit(
+            AllReduceOperation(its_name, list(arrays), op, topology.size, topology.rank, prescale_factor, postscale_factor, as_compressor(compression))
+        )
 
 
 def allgather_async(array: Array, *, name: str | None = None) -> Handle:
     """Concatenate the ranks' arrays along the first dimension, which may differ. The handle gives ``(array, lengths by rank)``."""
     current = world()
-    return current.engine.submit(AllGatherOperation(name or current.auto_name("allgather"), array, current.topology.size))
+    with current.named(name, "allgather") as its_name:
+        return current.engine.submit(AllGatherOperation(its_name, array, current.topology.size))
 
 
 def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None = None, names: Sequence[str] = ()) -> Handle:
@@ -70,7 +70,8 @@ def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None
     if not 0 <= root_rank < current.topology.size:
         raise SettingError(f"root_rank={root_rank} does not exist; a rank from 0 to {current.topology.size - 1} is expected")
     layout = [(n, tuple(a.shape)) for n, a in zip(names, arrays, strict=True)] if names else ()
-    return current.engine.submit(BroadcastOperation(name or current.auto_name("broadcast"), list(arrays), root_rank, layout))
+    with current.named(name, "broadcast") as its_name:
+        return current.engine.submit(BroadcastOperation(its_name, list(arrays), root_rank, layout))
 
 
 def barrier() -> None:

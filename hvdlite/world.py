@@ -6,6 +6,8 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,16 @@ class World:
         """A name for a collective that was given none; equal on all ranks that call in the same order."""
         self.counters[kind] = self.counters.get(kind, 0) + 1
         return f"{kind}.noname.{self.counters[kind]}"
+
+    @contextmanager
+    def named(self, name: str | None, kind: str) -> Iterator[str]:
+        """The name of a call. One that is refused uses up no number: other ranks, where it is accepted, would count differently from then on."""
+        before = self.counters.get(kind, 0)
+        try:
+            yield name or self.auto_name(kind)
+        except BaseException:
+            self.counters[kind] = before
+            raise
 
 
 _world: World | None = None

@@ -107,6 +107,18 @@ def test_what_one_rank_alone_gets_wrong_is_refused_before_anybody_is_asked(odd):
     hvd.allreduce(ones(3), name="error.local")
 
 
+def test_a_refused_call_without_a_name_does_not_shift_the_later_ones(odd, rank, size):
+    """One rank counted it and the others did not: from then on they would wait for each other's unnamed calls for ever."""
+    if odd:
+        bad = np.array([None])
+        for call in (lambda: hvd.allreduce_async([bad]), lambda: hvd.allgather_async(bad), lambda: hvd.broadcast_async([bad], 0)):
+            with pytest.raises(hvd.SettingError):
+                call()
+    counters = hvd.allgather_object(dict(hvd.world().counters), name="error.counters")
+    assert all(c.get(kind, 0) == counters[0].get(kind, 0) for c in counters for kind in ("allreduce", "allgather", "broadcast"))
+    assert hvd.allreduce(np.array([rank]), op=hvd.Max).tolist() == [size - 1]
+
+
 def test_a_bucket_names_the_parameter_that_differs(odd, size):
     parameters = [hvd.Parameter("conv.weight", (8, 3), "float32"), hvd.Parameter("fc.weight", (5 if odd else 4, 8), "float32")]
     buckets = hvd.GradientBuckets(hvd.world(), "error.model", parameters, None)
