@@ -46,7 +46,7 @@ class SharedMemoryTransport:
         assert self.topology.local_size == self.topology.size, "the ranks of a shared-memory transport share one machine"
         self._window, self._arenas = self._mpi.shared_window(_arena_bytes(self.topology.size))
         lanes = num_lanes + 1  # the last is CONTROL
-        self._counters = [arena[: lanes * _LINE].view(np.int64)[:: _LINE // 8] for arena in self._arenas]
+        self._counters, self._places = ([a[: lanes * _LINE].view(np.int64)[word :: _LINE // 8] for a in self._arenas] for word in (0, 1))
         start = -(-lanes * _LINE // 4096) * 4096
         self._staging = [[[a[start + i * STAGING_BYTES :][:STAGING_BYTES] for a in self._arenas] for i in (2 * lane, 2 * lane + 1)] for lane in range(lanes)]
         self._turn = [0] * lanes
@@ -56,7 +56,7 @@ class SharedMemoryTransport:
         """Begin a request on a lane."""
         match request:
             case AllReduce(array, op, resident):
-                actions = self._reduce_in_place(array, op) if resident and self._holds(array) else self._reduce_staged(array, op, lane)
+                actions = self._reduce_in_place(array, op, lane) if resident and self._holds(array) else self._reduce_staged(array, op, lane)
                 return self._run(lane, actions, lambda: array)
             case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
                 return self._gather(arrays, sizes, lane)
@@ -67,7 +67,7 @@ class SharedMemoryTransport:
         return self._mpi.start(request, lane)
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
-        """A vector at the same place of every rank's arena; ordinary memory when the arena is full."""
+        """A vector in this rank's arena; ordinary memory when the arena is full."""
         wanted = numpy_dtype(dtype)
         start, self._used = self._used, self._used + -(-max(num_elements, 1) * wanted.itemsize // _LINE) * _LINE
         if self._used > self._arenas[0].size:
@@ -82,10 +82,12 @@ class SharedMemoryTransport:
     def _run(self, lane: int, actions: Iterator[None], answer: Callable[[], Any]) -> _Steps:
         return _Steps(self._window, self._counters, self._counters[self.topology.rank], lane, actions, answer)
 
-    def _reduce_in_place(self, array: Array, op: str) -> Iterator[None]:
-        offset = self._offset(array)
-        everyone = [arena[offset : offset + array.nbytes].view(array.dtype) for arena in self._arenas]
+    def _reduce_in_place(self, array: Array, op: str, lane: int) -> Iterator[None]:
+        """Each rank says where its array lies: ranks that have not allocated the same differ in that."""
+        self._places[self.topology.rank][lane] = self._offset(array)
         yield
+        places = [int(theirs[lane]) for theirs in self._places]
+        everyone = [arena[place : place + array.nbytes].view(array.dtype) for arena, place in zip(self._arenas, places, strict=True)]
         self._combine(everyone, op, everyone)
         yield
 
