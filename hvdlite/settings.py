@@ -120,6 +120,12 @@ def scrub_launcher_variables(environ: MutableMapping[str, str] | None = None) ->
         del environ[name]
 
 
+def quiet_mpi(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep MPI libraries from complaining about hardware that is not there; what the user has set stays."""
+    environ = os.environ if environ is None else environ
+    environ.setdefault("OMPI_MCA_osc", "^ucx")  # Open MPI's wheel prints an error for every window without InfiniBand
+
+
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """This process's rank as MPI's launcher announced it; None when none did.
 

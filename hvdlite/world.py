@@ -173,6 +173,7 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
     if settings.transport == "local" or not wants_mpi:
         LOG.info("hvdlite: one process (size 1); to use several: hvdliterun -np 2 python %s", os.path.basename(sys.argv[0]) or "train.py")
         return LocalTransport()
+    settings_module.quiet_mpi()
     transport = mpi.MpiTransport(settings.slots, comm)
     settings_module.scrub_launcher_variables()
     if transport.topology.size == 1 and comm is None and promised is not None and promised[1] > 1:
@@ -185,10 +186,18 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
         transport.close()
         LOG.info("hvdlite: one process (size 1)")
         return LocalTransport()
-    if settings.transport != "mpi" and transport.topology.local_size == transport.topology.size:
-        from .transports.shared_memory import SharedMemoryTransport
+    if settings.transport == "mpi" or transport.topology.local_size < transport.topology.size:
+        return transport
+    from .transports import shared_memory
 
-        return SharedMemoryTransport(settings.slots, mpi=transport)
+    arena_bytes = shared_memory.arena_bytes(transport)
+    if arena_bytes >= shared_memory.smallest_arena_bytes(settings.slots):
+        return shared_memory.SharedMemoryTransport(transport, settings.slots, arena_bytes)
+    if transport.topology.rank == 0:
+        LOG.warning(
+            "/dev/shm leaves %.0f MB a rank, and exchanging through memory takes %.0f MB; ranks exchange through MPI, which is slower; "
+            "give the machine more (docker run --shm-size=2g)", arena_bytes / 1e6, shared_memory.smallest_arena_bytes(settings.slots) / 1e6
+        )  # fmt: skip
     return transport
 
 

@@ -155,6 +155,10 @@ class MpiTransport:
         """Ordinary memory."""
         return np.zeros(num_elements, numpy_dtype(dtype))
 
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers. Blocks: for the time before the engine runs."""
+        return int(self._lanes[0].allreduce(number, self._MPI.MIN))
+
     def shared_window(self, num_bytes: int) -> tuple[Any, list[Array]]:
         """Memory that every rank of this machine sees: ``num_bytes`` a rank, for the life of the process."""
         window = self._MPI.Win.Allocate_shared(num_bytes, 1, comm=self._lanes[0])

@@ -40,11 +40,11 @@ _REDUCE: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product":
 class SharedMemoryTransport:
     """Collectives of ranks that share one machine."""
 
-    def __init__(self, num_lanes: int, comm: Any = None, mpi: MpiTransport | None = None):
-        self._mpi = mpi or MpiTransport(num_lanes, comm)
-        self.topology, self.library = self._mpi.topology, self._mpi.library
+    def __init__(self, mpi: MpiTransport, num_lanes: int, num_bytes: int):
+        self._mpi = mpi
+        self.topology, self.library = mpi.topology, mpi.library
         assert self.topology.local_size == self.topology.size, "the ranks of a shared-memory transport share one machine"
-        self._window, self._arenas = self._mpi.shared_window(_arena_bytes(self.topology.size))
+        self._window, self._arenas = mpi.shared_window(num_bytes)
         lanes = num_lanes + 1  # the last is CONTROL
         self._counters, self._places = ([a[: lanes * _LINE].view(np.int64)[word :: _LINE // 8] for a in self._arenas] for word in (0, 1))
         start = -(-lanes * _LINE // 4096) * 4096
@@ -228,7 +228,12 @@ def _shares(size: int, ranks: int) -> list[slice]:
     return [slice(min(r * part, size), min((r + 1) * part, size)) for r in range(ranks)]
 
 
-def _arena_bytes(ranks: int) -> int:
-    """Half of the free shared memory, in equal parts."""
+def arena_bytes(mpi: MpiTransport) -> int:
+    """What each rank may take: half of the shared memory that is free, in equal parts; the same number on every rank."""
     free = shutil.disk_usage("/dev/shm").free
-    return min(_MAX_ARENA_BYTES, math.floor(free * _SHARE_OF_FREE / ranks)) // 4096 * 4096
+    return mpi.smallest(min(_MAX_ARENA_BYTES, math.floor(free * _SHARE_OF_FREE / mpi.topology.size)) // 4096 * 4096)
+
+
+def smallest_arena_bytes(num_lanes: int) -> int:
+    """What each rank needs: staging, and room for buckets."""
+    return 2 * (num_lanes + 1) * STAGING_BYTES + (64 << 20)
