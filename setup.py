@@ -1,4 +1,5 @@
 import os
+import re
 
 from setuptools import Extension, find_packages, setup
 
@@ -16,7 +17,7 @@ FRAMEWORKS = {"torch": ["torch>=2.3"], "tensorflow": ["tensorflow>=2.16"]}
 
 setup(
     name="hvdlite",
-    version="0.1.0",
+    version=re.search(r'VERSION = "(.*)"', open("hvdlite/version.py", encoding="utf-8").read()).group(1),
     description="Data-parallel training with gradient compression, for PyTorch, TensorFlow and Keras, over MPI",
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",

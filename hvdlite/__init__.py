@@ -6,7 +6,9 @@ public names are those of ``hvdlite.api``, loaded when the first one is used: th
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from .version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403 - one list of names, in one place

@@ -19,9 +19,9 @@ from .errors import SettingError
 PREFIX = "HVDLITE_"
 
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), at_least: float | None = None) -> Any:  # noqa: A002 - the word users of argparse and click know
-    """Declare a knob."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "at_least": at_least})
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), at_least: float | None = None, shared: bool = False) -> Any:  # noqa: A002 - the word users of argparse and click know
+    """Declare a knob. ``shared``: ranks whose values differ could not work together."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "at_least": at_least, "shared": shared})
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Settings:
 
     compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
     transport: str = setting(
-        "auto", "how ranks talk: auto, local (one process), mpi, or shared_memory (one machine)", choices=("auto", "local", "mpi", "shared_memory")
+        "auto", "how ranks talk: auto, local (one process), mpi, or shared_memory (one machine)", choices=("auto", "local", "mpi", "shared_memory"), shared=True
     )
-    bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1)
-    fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0)
-    slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1)
-    cache_capacity: int = setting(4096, "tensor names whose details ranks remember", at_least=8)
+    bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1, shared=True)
+    fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0, shared=True)
+    slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1, shared=True)
+    cache_capacity: int = setting(4096, "tensor names whose details ranks remember", at_least=8, shared=True)
     poll_min_us: int = setting(20, "shortest pause between two looks at a message in flight", at_least=1)
     poll_max_us: int = setting(200, "longest such pause while data is moving", at_least=1)
     stall_warning_seconds: float = setting(60.0, "report ranks that keep others waiting this long; 0 never", at_least=0)
@@ -53,6 +53,11 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         return cls(**{f.name: parse(f.name, environ[env_name(f.name)]) for f in fields() if environ.get(env_name(f.name), "")})
+
+
+def shared_values(settings: Settings) -> dict[str, Any]:
+    """What must be the same on every rank."""
+    return {f.name: getattr(settings, f.name) for f in fields() if f.metadata["shared"]}
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:

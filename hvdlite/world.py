@@ -18,6 +18,7 @@ from .settings import Settings
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
 from .transports import Topology, Transport
+from .version import VERSION
 
 LOG = logging.getLogger("hvdlite")
 
@@ -174,7 +175,8 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
         LOG.info("hvdlite: one process (size 1); to use several: hvdliterun -np 2 python %s", os.path.basename(sys.argv[0]) or "train.py")
         return LocalTransport()
     settings_module.quiet_mpi()
-    transport = mpi.MpiTransport(settings.slots, comm)
+    shared = {"the version of hvdlite": VERSION, **settings_module.shared_values(settings)}
+    transport = mpi.MpiTransport(settings.slots, comm, shared)
     settings_module.scrub_launcher_variables()
     if transport.topology.size == 1 and comm is None and promised is not None and promised[1] > 1:
         raise WorldSizeError(

@@ -16,6 +16,7 @@ LIBRARIES = {"numpy", "ml_dtypes", "msgspec", "click", "psutil", "tqdm"}
 CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "world", "buckets"}
 MAY_IMPORT = {
     "errors": set(),
+    "version": set(),
     "settings": {"errors"},
     "arrays": {"errors", "settings"},
     "compression": {"arrays", "errors"},
@@ -25,11 +26,11 @@ MAY_IMPORT = {
     "stalls": {"errors", "settings", "transports"},
     "engine": {"compression", "errors", "negotiation", "settings", "stalls", "telemetry", "transports"},
     "operations": {"arrays", "compression", "engine", "errors", "negotiation"},
-    "world": {"engine", "errors", "settings", "telemetry", "transports"},
+    "world": {"version", "engine", "errors", "settings", "telemetry", "transports"},
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "api": CORE | {"collectives"},
-    "": {"api"},  # hvdlite/__init__.py
+    "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "errors", "settings"},
     "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry"},

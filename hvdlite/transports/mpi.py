@@ -9,14 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
-from ..errors import MissingDependencyError
+from ..errors import MissingDependencyError, SettingError
 from ._base import Topology
 from ._packing import packed
 
@@ -74,9 +74,10 @@ class _Pending:
 class MpiTransport:
     """Collectives over an MPI communicator."""
 
-    def __init__(self, num_lanes: int, comm: Any = None):
+    def __init__(self, num_lanes: int, comm: Any = None, shared: Mapping[str, Any] | None = None):
         self._MPI = load_mpi()
         world = self._MPI.COMM_WORLD if comm is None else comm
+        _check_equal(world.allgather(dict(shared or {})))
         self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
@@ -189,6 +190,17 @@ class MpiTransport:
     def abandon(self) -> None:
         """Do not finalize MPI at exit: that waits for every rank."""
         atexit.unregister(_finalize)
+
+
+def _check_equal(by_rank: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks that are set up differently: they would make different numbers of communicators, or deal work differently."""
+    for rank, theirs in enumerate(by_rank):
+        for name, value in by_rank[0].items():
+            if theirs.get(name) != value:
+                raise SettingError(
+                    f"{name} is {value!r} on rank 0 but {theirs.get(name)!r} on rank {rank}; all ranks must agree; "
+                    "start them with the same version and the same HVDLITE_ variables"
+                )
 
 
 class _ThenCopy:

@@ -48,3 +48,12 @@ def test_memory_by_default_and_gradients_lie_in_it(fresh_world, monkeypatch):
         assert kind() == "SharedMemoryTransport"
         buckets = hvd.GradientBuckets(hvd.world(), "choice", [hvd.Parameter("w", (1000,), "float32")], None)
         assert hvd.world().transport._holds(buckets.view("w"))
+
+
+def test_ranks_that_are_set_up_differently_are_refused(rank, size, fresh_world, monkeypatch):
+    monkeypatch.setenv("HVDLITE_SLOTS", "2" if rank == size - 1 else "4")
+    if size == 1:
+        hvd.init()
+        return
+    with pytest.raises(hvd.SettingError, match=rf"slots is 4 on rank 0 but 2 on rank {size - 1}"):
+        hvd.init()
