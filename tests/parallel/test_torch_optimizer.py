@@ -228,6 +228,22 @@ def test_unused_parameters(kind, to_none, rank, size):
     assert_equal_everywhere(model)
 
 
+def test_a_rank_without_any_gradient_takes_part_in_every_step(rank, size):
+    """Also when gradients are cleared behind the optimizer's back."""
+    model, alone = build_model(), build_model()
+    optimizer, judge = distributed(model), torch.optim.SGD(alone.parameters(), lr=0.05)
+    for step in range(3):
+        x = batches(step, 1)[0]
+        if rank == 0:
+            loss_of(model, x).backward()
+        optimizer.step()
+        model.zero_grad()
+        judge.zero_grad()
+        (loss_of(alone, x) / size).backward()
+        judge.step()
+    assert_like(model, alone)
+
+
 def test_what_is_owed_to_an_unused_parameter_is_delivered_not_lost(rank, size):
     """Used once, then never again: error feedback goes on sending the rest, until all of the gradient has arrived."""
     torch.manual_seed(0)
