@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -19,6 +20,8 @@ from .compression._two_sided import Cast, two_sided
 from .engine import Program
 from .errors import SettingError
 from .negotiation import Signature, Vote
+
+_TOGETHER_BYTES = 4 << 20
 
 
 class ReduceOp(enum.IntEnum):
@@ -159,10 +162,7 @@ class AllReduceOperation(Operation):
         else:
             yield from self._plain(flat)
         if len(group) > 1:
-            start = 0
-            for _, array in group:
-                array[...] = flat[start : start + array.size].reshape(array.shape)
-                start += array.size
+            _deal_out(flat, [array for _, array in group])
 
     def _plain(self, flat: Array) -> Program:
         dtype, op = dtype_name(flat), _MPI_OP[self.op]
@@ -242,10 +242,27 @@ class BroadcastOperation(Operation):
         ).encode()
 
     def program(self, vote: Vote) -> Program:
-        """Small arrays of one dtype travel together."""
+        """Arrays of one dtype travel together, up to a size at which another message costs nothing."""
+        together: dict[str, list[Array]] = {}
+        size: Counter[str] = Counter()
         for array in self.arrays:
-            yield Broadcast(array, self.root)
+            dtype = dtype_name(array)
+            if size[dtype] + array.nbytes > _TOGETHER_BYTES and dtype in together:
+                yield from self._sent(together.pop(dtype))
+                del size[dtype]
+            together.setdefault(dtype, []).append(array)
+            size[dtype] += array.nbytes
+        for arrays in together.values():
+            yield from self._sent(arrays)
         return self.arrays
+
+    def _sent(self, arrays: list[Array]) -> Program:
+        if len(arrays) == 1:
+            yield Broadcast(arrays[0], self.root)
+            return
+        whole = ops(arrays[0]).concat(arrays)
+        yield Broadcast(whole, self.root)
+        _deal_out(whole, arrays)
 
 
 @dataclass
@@ -275,6 +292,14 @@ def check_arrays(name: str, arrays: Sequence[Array]) -> None:
                 )
             if not array.flags.c_contiguous:
                 raise SettingError(f"{name!r} is not contiguous; entries that lie side by side in C order are expected; pass numpy.ascontiguousarray(x)")
+
+
+def _deal_out(whole: Array, arrays: Sequence[Array]) -> None:
+    """Copy consecutive parts of a vector back into the arrays it was made of."""
+    start = 0
+    for array in arrays:
+        array[...] = whole[start : start + array.size].reshape(array.shape)
+        start += array.size
 
 
 def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postscale: float) -> None:
