@@ -3,10 +3,20 @@
 A test that fails on one rank ends that rank (-x), and hvdlite ends the others: the whole job fails, in seconds.
 """
 
+import os
+
 import numpy as np
 import pytest
 
 import hvdlite
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Alone, there is nobody to disagree with: what needs an ``odd`` rank is left to the jobs of several."""
+    if os.environ.get("HVDLITE_SIZE", "1") == "1":
+        alone = [item for item in items if "odd" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=alone)
+        items[:] = [item for item in items if item not in alone]
 
 
 @pytest.fixture(scope="session", autouse=True)
