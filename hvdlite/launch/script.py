@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 
+from ..errors import CompressionError
+
 Failed = Callable[[str, str], None]  # takes the type and the text of what ended the program
 
 
@@ -35,6 +37,9 @@ def run(kind: str, target: str, arguments: list[str], *, failed: Failed) -> None
     except KeyboardInterrupt:
         failed("KeyboardInterrupt", "")
         leave(130)
+    except CompressionError as error:  # an option the user gave, not a fault of the program: the launcher's line says it all
+        failed(type(error).__name__, f"{error} ({_where(error)})")
+        leave(2)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
         failed(type(error).__name__, str(error))  # first: the program's own hook may end the process
         _show(error)
@@ -58,6 +63,13 @@ def _exit_status(error: SystemExit) -> int:
         return error.code & 0xFF or (1 if error.code else 0)
     sys.stderr.write(f"{error.code}\n")
     return 1
+
+
+def _where(error: BaseException) -> str:
+    """``file:line`` of the program that called hvdlite."""
+    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((package, "<"))]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in hvdlite"
 
 
 def _show(error: BaseException) -> None:

@@ -31,6 +31,14 @@ def test_one_rank_fails(hvdliterun, script, body, what, code, reason):
     assert result.stderr.count("Traceback") == (1 if "Error(" in what else 0)
 
 
+def test_a_compressor_option_that_cannot_work_is_one_line_and_a_usage_error(hvdliterun, script):
+    path = script("import hvdlite.compression\nhvdlite.compression.load('topk:density=2')\n")
+    result = hvdliterun("-np", 2, path)
+    assert result.code == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert re.search(r"failed: CompressionError: density=2.0 is no share .*\(\S+\.py:\d+\)", result.stderr.splitlines()[-1]), result.stderr
+
+
 def test_mpi_abort_ends_the_job_with_its_code(hvdliterun, script):
     result = hvdliterun("-np", 2, script(AFTER_A_BARRIER.format("MPI.COMM_WORLD.Abort(7)")))
     assert result.code == 7, result.stderr
