@@ -312,7 +312,7 @@ def test_stop_in_the_middle_leaves_no_handle_waiting(thread_world, seed):
 def test_a_rank_that_stops_while_a_round_is_under_way_still_runs_what_that_round_agrees(thread_world):
     world = thread_world(2, delay=lambda rank, lane: 0.2)
     handles = [world.engines[r].submit(reduction("x", np.ones(2), r, 2)) for r in range(2)]
-    until(lambda: all(t.calls for t in world.transports))
+    until(lambda: all(t.lanes for t in world.transports))  # the round with x
     assert None not in world.stop()
     for handle in handles:
         result_of(handle)
