@@ -26,6 +26,7 @@ def kind() -> str:
 
 
 def test_a_small_dev_shm_is_not_overrun(fresh_world, monkeypatch, caplog):
+    monkeypatch.delenv("HVDLITE_TRANSPORT", raising=False)
     monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: Usage(64 << 20, 0, 64 << 20))
     logging.getLogger("hvdlite").propagate = True
     with caplog.at_level(logging.WARNING, "hvdlite"):
