@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -23,6 +24,10 @@ from hvdlite.telemetry.metrics import Metrics
 from hvdlite.transports import Topology
 
 ROOT = Path(__file__).resolve().parents[1]
+
+hypothesis.settings.register_profile("ci", derandomize=True)  # there, a change is judged by what it changed; new examples are found at home
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 
 def interpreters() -> dict[str, str]:
