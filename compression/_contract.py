@@ -23,12 +23,14 @@ MIN_COMPRESSED_ELEMENTS = 1024
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Combine ``array`` element by element over the ranks. Answer: the result, same shape, possibly in the same memory."""
+    """Combine ``array`` element by element over the ranks, and multiply by ``factor``. Answer: the result, same shape, possibly in the same memory."""
 
     array: Array
     op: Literal["sum", "min", "max", "product", "band"] = "sum"
     resident: bool = False
     """The array is a transport's own, the same one on every rank, so it may be combined where it lies."""
+    factor: float = 1.0
+    """Of float32 or wider arrays; in the array's own type. A mean is the sum times ``1/P``: a pass over memory less than a division afterwards."""
 
     def sent_bytes(self, num_ranks: int) -> int:
         """Bytes a rank sends in a bandwidth-optimal allreduce: ``2 (P-1)/P`` of the payload (Patarasuk & Yuan 2009)."""

@@ -36,8 +36,7 @@ class ErrorFeedback(Compressor):
             self._to_flush.difference_update(t.name for t in bucket.tensors)
             bucket.out[:] = given
             given[:] = 0
-            mean = yield AllReduce(bucket.out)
-            mean /= bucket.num_ranks
+            mean = yield AllReduce(bucket.out, factor=1 / bucket.num_ranks)
             return mean, Dense(lambda: given)
         mean, sent = yield from self.inner.exchange(bucket.with_flat(given))
         sent.subtract_from(given)

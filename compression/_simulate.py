@@ -82,9 +82,12 @@ def answer(requests: Sequence[Any]) -> list[Any]:
         total = ops(first.array).to_numpy(first.array).copy()
         for request in requests[1:]:
             _REDUCE[first.op](total, ops(request.array).to_numpy(request.array), out=total)
+        if first.factor != 1.0:
+            total *= total.dtype.type(first.factor)
         return [ops(r.array).from_numpy(total.copy()) for r in requests]
     if isinstance(first, AllGather):
-        return [[r.arrays for r in requests] for _ in requests]
+        rows = [tuple(ops(a).concat([a]).reshape(tuple(a.shape)) for a in r.arrays) for r in requests]  # a rank's memory may change: as on a wire
+        return [rows for _ in requests]
     if isinstance(first, AllToAll):
         return [[r.parts[rank] for r in requests] for rank in range(len(requests))]
     for request in requests:

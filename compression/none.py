@@ -27,9 +27,8 @@ class NoCompression(Compressor):
         dtype = dtype_name(bucket.flat)
         if dtype in NARROW_FLOATS:
             return (yield from two_sided(bucket, Cast(dtype)))
-        total = yield AllReduce(bucket.flat)
-        total /= bucket.num_ranks
-        return total, Dense(lambda: bucket.flat)
+        mean = yield AllReduce(bucket.flat, factor=1 / bucket.num_ranks)
+        return mean, Dense(lambda: bucket.flat)
 
     def wire_bytes(self, shapes: Sequence[Sequence[int]], num_ranks: int) -> int:
         """``2 (P-1)/P`` of the gradient."""

@@ -63,8 +63,7 @@ class PowerSGD(Compressor):
             request = xp.empty((sum(map(math.prod, sizes)),), "float32")
             for a, p, q in zip(grads, parts, _views(request, sizes), strict=False):
                 xp.matmul(p.T, a, q)
-            mean_q = yield AllReduce(request)
-            mean_q /= bucket.num_ranks
+            mean_q = yield AllReduce(request, factor=1 / bucket.num_ranks)
             rows = _views(mean_q, sizes)
             self._q.update({t.name: _warm(q, before) for t, q, before in zip(matrices, rows, old, strict=True)})
 

@@ -166,14 +166,17 @@ class AllReduceOperation(Operation):
 
     def _plain(self, flat: Array) -> Program:
         dtype, op = dtype_name(flat), _MPI_OP[self.op]
+        factor = self.postscale / (self.num_ranks if self.op is Average else 1)
         if dtype in NARROW_FLOATS:
-            factor = self.postscale / (self.num_ranks if self.op is Average else 1)
             result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
             if result is not flat:
                 flat[...] = result
             return
         if dtype == "bool":
             flat = flat.view(np.uint8)
+        if is_floating(dtype):
+            yield AllReduce(flat, op, self.resident, factor)
+            return
         yield AllReduce(flat, op, self.resident)
         if self.op is Average:
             _divide(flat, self.num_ranks)
@@ -316,12 +319,9 @@ def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postsc
 
 
 def _divide(flat: Array, divisor: int) -> None:
-    """In place; integers are divided exactly and truncated, as Horovod does."""
-    if is_floating(dtype_name(flat)):
-        flat /= divisor
-    else:
-        wide = np.asarray(flat, np.uint64 if dtype_name(flat) == "uint64" else np.int64)
-        flat[...] = (wide - np.fmod(wide, divisor)) // divisor
+    """Integers, in place: exactly, and truncated, as Horovod does."""
+    wide = np.asarray(flat, np.uint64 if dtype_name(flat) == "uint64" else np.int64)
+    flat[...] = (wide - np.fmod(wide, divisor)) // divisor
 
 
 def _scale(flat: Array, factor: float) -> None:

@@ -32,7 +32,11 @@ class LocalTransport:
     def start(self, request: Request, lane: int) -> _Done:
         """Answer at once."""
         match request:
-            case AllReduce(array) | Broadcast(array):
+            case AllReduce(array, factor=factor):
+                if factor != 1.0:
+                    array *= factor
+                return _Done(array)
+            case Broadcast(array):
                 return _Done(array)
             case AllGather(arrays):
                 return _Done([arrays])

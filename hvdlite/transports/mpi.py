@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ import numpy as np
 from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ..errors import MissingDependencyError, SettingError
-from ._base import Topology
+from ._base import Pending, Topology
+from ._messages import Messages, Scratch, exchange, reduce
 from ._packing import packed
 
 MAX_COUNT = 1 << 30
-"""Most elements in one MPI call: counts are C ints, and messages stay below 2 GiB where the element is a byte."""
+"""Most bytes in one MPI call: counts are C ints."""
+LARGE_BYTES = 16 << 10
+"""What a rank sends to another one at a time, from which on a request travels as messages of ours."""
 
 _NOTE_BYTES = 1 << 16
 
@@ -75,10 +79,12 @@ class MpiTransport:
     """Collectives over an MPI communicator."""
 
     def __init__(self, num_lanes: int, comm: Any = None, shared: Mapping[str, Any] | None = None):
-        self._MPI = load_mpi()
+        self._MPI = MPI = load_mpi()
+        self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD, "band": MPI.BAND}
         world = self._MPI.COMM_WORLD if comm is None else comm
         _check_equal(world.allgather(dict(shared or {})))
         self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
+        self._scratch = [Scratch() for _ in self._lanes]
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
         self.topology = self._find_topology(world)
@@ -93,63 +99,54 @@ class MpiTransport:
         cross.Free()
         return found
 
-    def start(self, request: Request, lane: int) -> _Pending:
-        """Begin a request on a lane."""
+    def start(self, request: Request, lane: int) -> Pending:
+        """Begin a request on a lane: what is large as messages of ours, the rest by the library's collectives."""
         comm = self._lanes[lane]
         match request:
-            case AllReduce(array, op):
-                return self._allreduce(comm, array, op)
-            case AllGather(arrays, None):
-                return self._allgather(comm, arrays)
+            case AllReduce(array, op, _, factor):
+                flat = array.reshape(-1)
+                assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
+                if flat.nbytes >= LARGE_BYTES * comm.size:
+                    messages = Messages(self._MPI, comm, lambda: array)
+                    reduce(messages, self._scratch[lane], flat, op, factor)
+                    return messages
+                request_under_way = comm.Iallreduce(self._MPI.IN_PLACE, flat, self._ops[op])
+                return _Pending([request_under_way], lambda: _scaled(array, factor))
             case AllGather(arrays, sizes):
-                assert sizes is not None
-                return self._allgatherv(comm, arrays[0], sizes)
+                if max(sizes or (sum(a.nbytes for a in arrays),)) >= LARGE_BYTES:
+                    return self._exchange(lane, [arrays] * comm.size, sizes)
+                return self._allgather(comm, arrays) if sizes is None else self._allgatherv(comm, arrays[0], sizes)
             case AllToAll(parts):
+                if sum(a.nbytes for a in parts[0]) >= LARGE_BYTES:
+                    return self._exchange(lane, parts)
                 return self._alltoall(comm, parts)
             case Broadcast(array, root):
                 raw = ops(array).as_bytes(array)
                 requests = [comm.Ibcast([piece, self._MPI.BYTE], root=root) for piece in _pieces(raw)]
                 return _Pending(requests, lambda: array)
 
-    def _allreduce(self, comm: Any, array: Array, op: str) -> _Pending:
-        mpi_op = {"sum": self._MPI.SUM, "min": self._MPI.MIN, "max": self._MPI.MAX, "product": self._MPI.PROD, "band": self._MPI.BAND}[op]
-        flat = array.reshape(-1)
-        assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
-        requests = [comm.Iallreduce(self._MPI.IN_PLACE, piece, mpi_op) for piece in _pieces(flat)]
-        return _Pending(requests, lambda: array)
+    def _exchange(self, lane: int, parts: Sequence[tuple[Array, ...]], sizes: Sequence[int] | None = None) -> Messages:
+        messages = Messages(self._MPI, self._lanes[lane], lambda: answer)
+        answer = exchange(messages, self._scratch[lane], parts, sizes)
+        return messages
 
     def _allgather(self, comm: Any, arrays: Sequence[Array]) -> _Pending:
         send, read = packed(arrays)
         received = np.empty((comm.size, send.size), np.uint8)
-        if send.size > MAX_COUNT:
-            return self._allgatherv(comm, send, (send.size,) * comm.size, read)
         requests = [comm.Iallgather([send, self._MPI.BYTE], [received, send.size, self._MPI.BYTE])]
         return _Pending(requests, lambda: [read(row) for row in received])
 
-    def _allgatherv(self, comm: Any, array: Array, sizes: Sequence[int], read: Callable[[Array], Any] | None = None) -> _Pending:
-        """Every rank's bytes, as one broadcast a rank: no displacement ever exceeds a C int."""
-        send = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        rows = [send if rank == comm.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
-        requests = [comm.Ibcast([piece, self._MPI.BYTE], root=rank) for rank, row in enumerate(rows) for piece in _pieces(row)]
-        return _Pending(requests, lambda: [read(row) if read else (row,) for row in rows])
+    def _allgatherv(self, comm: Any, array: Array, sizes: Sequence[int]) -> _Pending:
+        received, starts = np.empty(sum(sizes), np.uint8), [0, *accumulate(sizes)]
+        requests = [comm.Iallgatherv([array, self._MPI.BYTE], [received, sizes, starts[:-1], self._MPI.BYTE])]
+        return _Pending(requests, lambda: [(received[start : start + size],) for start, size in zip(starts, sizes, strict=False)])
 
     def _alltoall(self, comm: Any, parts: Sequence[Sequence[Array]]) -> _Pending:
         written = [packed(part) for part in parts]
-        send = np.concatenate([raw for raw, _ in written])
-        part_bytes, read = send.size // comm.size, written[0][1]
-        received = np.empty((comm.size, part_bytes), np.uint8)
-        requests = []
-        for start in range(0, part_bytes, MAX_COUNT):
-            stop = min(start + MAX_COUNT, part_bytes)
-            if (start, stop) == (0, part_bytes):
-                requests.append(comm.Ialltoall([send, part_bytes, self._MPI.BYTE], [received, part_bytes, self._MPI.BYTE]))
-            else:
-                rows = send.reshape(comm.size, part_bytes)
-                piece = np.ascontiguousarray(rows[:, start:stop])
-                into = np.empty_like(piece)
-                requests.append(
-                    _ThenCopy(comm.Ialltoall([piece, stop - start, self._MPI.BYTE], [into, stop - start, self._MPI.BYTE]), piece, into, received[:, start:stop])
-                )
+        send, read = np.concatenate([raw for raw, _ in written]), written[0][1]
+        received = np.empty((comm.size, send.size // comm.size), np.uint8)
+        count = received.shape[1]
+        requests = [comm.Ialltoall([send, count, self._MPI.BYTE], [received, count, self._MPI.BYTE])]
         return _Pending(requests, lambda: [read(row) for row in received])
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
@@ -203,17 +200,10 @@ def _check_equal(by_rank: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-class _ThenCopy:
-    """A piece of a large all-to-all: when it is there, it goes to its place."""
-
-    def __init__(self, request: Any, sent: Array, received: Array, into: Array):
-        self._request, self._sent, self._received, self._into = request, sent, received, into
-
-    def Test(self) -> bool:
-        if not self._request.Test():
-            return False
-        self._into[...] = self._received
-        return True
+def _scaled(array: Array, factor: float) -> Array:
+    if factor != 1.0:
+        array *= factor
+    return array
 
 
 def _pieces(flat: Array) -> list[Array]:

@@ -19,22 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, numpy_dtype, ops
+from ..arrays import Array, numpy_dtype
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ._base import Pending
 from ._packing import packed
+from ._shares import combine, shares
 from .mpi import MpiTransport
 
 STAGING_BYTES = 16 << 20
 """Of each staging buffer. Memory is taken only when it is touched."""
 _LINE = 64
-_PIECE_BYTES = 256 << 10
-"""A share is combined in pieces that stay in the cache between reading and writing."""
 _SHARE_OF_FREE = 0.5
 _MAX_ARENA_BYTES = 16 << 30
 _MADV_REMOVE = 9  # Linux
-
-_REDUCE: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
 
 
 class SharedMemoryTransport:
@@ -55,8 +52,9 @@ class SharedMemoryTransport:
     def start(self, request: Request, lane: int) -> Pending:
         """Begin a request on a lane."""
         match request:
-            case AllReduce(array, op, resident):
-                actions = self._reduce_in_place(array, op, lane) if resident and self._holds(array) else self._reduce_staged(array, op, lane)
+            case AllReduce(array, op, resident, factor):
+                reduce = self._reduce_in_place if resident and self._holds(array) else self._reduce_staged
+                actions = reduce(array, op, factor, lane)
                 return self._run(lane, actions, lambda: array)
             case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
                 return self._gather(arrays, sizes, lane)
@@ -82,16 +80,16 @@ class SharedMemoryTransport:
     def _run(self, lane: int, actions: Iterator[None], answer: Callable[[], Any]) -> _Steps:
         return _Steps(self._window, self._counters, self._counters[self.topology.rank], lane, actions, answer)
 
-    def _reduce_in_place(self, array: Array, op: str, lane: int) -> Iterator[None]:
+    def _reduce_in_place(self, array: Array, op: str, factor: float, lane: int) -> Iterator[None]:
         """Each rank says where its array lies: ranks that have not allocated the same differ in that."""
         self._places[self.topology.rank][lane] = self._offset(array)
         yield
         places = [int(theirs[lane]) for theirs in self._places]
         everyone = [arena[place : place + array.nbytes].view(array.dtype) for arena, place in zip(self._arenas, places, strict=True)]
-        self._combine(everyone, op, everyone)
+        self._combine(everyone, op, factor, everyone)
         yield
 
-    def _reduce_staged(self, array: Array, op: str, lane: int) -> Iterator[None]:
+    def _reduce_staged(self, array: Array, op: str, factor: float, lane: int) -> Iterator[None]:
         flat = array.reshape(-1)
         step = STAGING_BYTES // flat.itemsize
         for start in range(0, flat.size, step):
@@ -99,9 +97,9 @@ class SharedMemoryTransport:
             staging = [s[: piece.nbytes].view(piece.dtype) for s in self._next_staging(lane)]
             staging[self.topology.rank][:] = piece
             yield
-            self._combine(staging, op, [staging[self.topology.rank]])
+            self._combine(staging, op, factor, [staging[self.topology.rank]])
             yield
-            for rank, share in enumerate(_shares(piece.size, self.topology.size)):
+            for rank, share in enumerate(shares(piece.size, self.topology.size)):
                 piece[share] = staging[rank][share]
 
     def _gather(self, arrays: Sequence[Array], sizes: Sequence[int] | None, lane: int) -> _Steps:
@@ -140,22 +138,10 @@ class SharedMemoryTransport:
 
         return self._run(lane, actions(), lambda: array)
 
-    def _combine(self, inputs: Sequence[Array], op: str, outputs: Sequence[Array]) -> None:
+    def _combine(self, inputs: Sequence[Array], op: str, factor: float, outputs: Sequence[Array]) -> None:
         """Combine this rank's share of all inputs, and write it to that share of the outputs."""
-        share = _shares(inputs[0].size, len(inputs))[self.topology.rank]
-        step = max(1, _PIECE_BYTES // inputs[0].itemsize)
-        xp, total = ops(inputs[0]), np.empty(min(step, share.stop - share.start), inputs[0].dtype)
-        for start in range(share.start, share.stop, step):
-            part = slice(start, min(start + step, share.stop))
-            into = total[: part.stop - part.start]
-            if op == "sum":
-                xp.sum_of([vector[part] for vector in inputs], into)
-            else:
-                into[:] = inputs[0][part]
-                for other in inputs[1:]:
-                    _REDUCE[op](into, other[part], out=into)
-            for output in outputs:
-                output[part] = into
+        share = shares(inputs[0].size, len(inputs))[self.topology.rank]
+        combine([i[share] for i in inputs], op, factor, [o[share] for o in outputs])
 
     # --- the arena ---
 
@@ -220,12 +206,6 @@ def _give_back(address: int, num_bytes: int) -> None:
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_REMOVE)
-
-
-def _shares(size: int, ranks: int) -> list[slice]:
-    """Equal parts, on borders of cache lines of 4-byte elements."""
-    part = -(-size // ranks // 16) * 16 if size >= 16 * ranks else -(-size // ranks)
-    return [slice(min(r * part, size), min((r + 1) * part, size)) for r in range(ranks)]
 
 
 def arena_bytes(mpi: MpiTransport) -> int:

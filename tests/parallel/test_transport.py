@@ -10,6 +10,7 @@ import hvdlite as hvd
 from hvdlite.compression import AllGather, AllReduce, AllToAll, Broadcast
 from hvdlite.compression._simulate import answer
 from hvdlite.transports import CONTROL
+from hvdlite.transports import _messages as messages_module
 from hvdlite.transports import mpi as mpi_module
 
 
@@ -59,10 +60,12 @@ REQUESTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("max_count", [1 << 30, 16])
+@pytest.mark.parametrize("large_bytes", [1 << 30, 1], ids=["by the library", "by messages"])
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypatch, kind, max_count):
-    monkeypatch.setattr(mpi_module, "MAX_COUNT", max_count)
+def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypatch, kind, large_bytes):
+    monkeypatch.setattr(mpi_module, "LARGE_BYTES", large_bytes)
+    monkeypatch.setattr(mpi_module, "MAX_COUNT", 16 if large_bytes == 1 else 1 << 30)
+    monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
     asked = [REQUESTS[kind](r, size) for r in range(size)]
     expected = answer([REQUESTS[kind](r, size) for r in range(size)])[rank]
     found = finish(transport, transport.start(asked[rank], CONTROL if kind == "allreduce-band" else 1))
@@ -73,20 +76,34 @@ def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypat
         assert [[(a.shape, a.dtype, a.tobytes()) for a in row] for row in found] == [[(a.shape, a.dtype, a.tobytes()) for a in row] for row in expected]
 
 
-def test_pieces_are_really_sent(transport, rank, size, monkeypatch):
-    monkeypatch.setattr(mpi_module, "MAX_COUNT", 7)
-    requests = {
-        "reduce": AllReduce(np.ones(50)),
-        "gather": AllGather((np.ones(50),)),
-        "exchange": AllToAll([(np.ones(5),)] * size),
-        "spread": Broadcast(np.ones(5), 0),
-    }
+def test_large_requests_travel_as_messages_in_pieces(transport, size, monkeypatch):
+    monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
+    monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
+    requests = {"reduce": AllReduce(np.ones(48 * size)), "gather": AllGather((np.ones(50),)), "exchange": AllToAll([(np.ones(20),)] * size)}
     counts = {}
     for name, request in requests.items():
         pending = transport.start(request, 0)
-        counts[name] = len(pending._requests)
+        counts[name] = sum(len(messages) for messages, _ in pending._stages)
         finish(transport, pending)
-    assert counts == {"reduce": 8, "gather": 58 * size, "exchange": 6, "spread": 6}
+    swapped, in_shares = 2 * 12, 2 * 6 * (size - 1)  # messages posted at once, to and from every other rank
+    assert counts == {"reduce": swapped if size == 2 else in_shares, "gather": 2 * 7 * (size - 1), "exchange": 2 * 3 * (size - 1)}
+
+
+def test_a_sum_of_many_pieces_runs_in_the_order_of_the_ranks(transport, rank, size):
+    everyone = [np.random.default_rng(r).standard_normal(1_200_007).astype(np.float32) for r in range(size)]
+    expected = everyone[0].copy()
+    for other in everyone[1:]:
+        expected += other
+    mine = everyone[rank].copy()
+    finish(transport, transport.start(AllReduce(mine, factor=1 / size), 0))
+    assert mine.tobytes() == (expected * np.float32(1 / size)).tobytes()
+
+
+@pytest.mark.parametrize("count", [3, 10_000])
+def test_the_factor_applies_to_small_and_large(transport, rank, count):
+    array = np.full(count, rank + 1.0)
+    finish(transport, transport.start(AllReduce(array, "max", factor=0.5), 0))
+    assert (array == hvd.size() / 2).all()
 
 
 def test_lanes_do_not_mix(transport, rank):
