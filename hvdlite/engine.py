@@ -14,6 +14,7 @@ from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from ._promptness import make_prompt
 from .compression import Request
 from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
 from .negotiation import Agreement, Negotiator, Vote
@@ -209,6 +210,7 @@ class Engine:
 
     def _run(self) -> None:
         pause = _Pause(self._settings.poll_min_us * 1e-6, self._settings.poll_max_us * 1e-6)
+        make_prompt()
         try:
             while not self._has_ended():
                 moved = self._take()

@@ -7,7 +7,9 @@ on its way. Every rank sends what a bandwidth-optimal algorithm sends, ``2 (P-1)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,11 @@ import numpy as np
 from ..arrays import Array, dtype_name, ops
 from ._shares import combine, shares
 
-PIECE_BYTES = 1 << 20
-_MAX_PIECES = 64
+PIECE_BYTES = 256 << 10
+"""Of one message; more where there would be more than ``MAX_PIECES`` of them."""
+MAX_PIECES = 256
+PIECES_AHEAD = 4
+"""Messages to one rank that are under way at once: enough for a link of 10 Gb/s at which somebody looks every 0.2 ms or more often."""
 _LINE = 64
 
 
@@ -48,25 +53,30 @@ def line_up(num_bytes: int) -> int:
 
 
 class Messages:
-    """A request under way: stages, each a few messages and what to do when they are through, which may begin further stages."""
+    """A request under way: queues of stages, each a few messages and what to do when they are through, which may add further stages.
+
+    Messages between two ranks arrive in the order in which they were sent, so only the first stage of a queue is looked at.
+    """
 
     def __init__(self, MPI: Any, comm: Any, answer: Callable[[], Any]):
         self._MPI, self._comm, self.answer = MPI, comm, answer
-        self._stages: list[tuple[list[Any], Callable[[], None] | None]] = []
+        self._queues: dict[Hashable, deque[_Stage]] = {}
+        self.rank, self.size = comm.rank, comm.size
 
     def done(self) -> bool:
         """Let messages progress, and act on those that are through."""
-        stages, self._stages = self._stages, []
-        for requests, then in stages:
-            if not self._MPI.Request.Testall(requests):
-                self._stages.append((requests, then))
-            elif then is not None:
-                then()
-        return not self._stages
+        for name, queue in list(self._queues.items()):
+            while queue and self._MPI.Request.Testall(queue[0].requests):
+                then = queue.popleft().then
+                if then is not None:
+                    then()
+            if not queue:
+                del self._queues[name]
+        return not self._queues
 
-    def stage(self, requests: list[Any], then: Callable[[], None] | None = None) -> None:
-        """Wait for the messages, then act."""
-        self._stages.append((requests, then))
+    def stage(self, queue: Hashable, requests: list[Any], then: Callable[[], None] | None = None) -> None:
+        """Wait for the messages, after everything before them in the queue, then act."""
+        self._queues.setdefault(queue, deque()).append(_Stage(requests, then))
 
     def send(self, array: Array, rank: int, tag: int = 0) -> Any:
         """Begin to send a contiguous array."""
@@ -76,15 +86,44 @@ class Messages:
         """Begin to receive into a contiguous array."""
         return self._comm.Irecv([ops(array).as_bytes(array), self._MPI.BYTE], rank, tag)
 
+    def swap(
+        self, other: int, outgoing: Sequence[Array], incoming: Sequence[Array], arrived: Callable[[int], None], sent: Callable[[int], None], tag: int
+    ) -> None:
+        """Send and receive pieces, a few at a time.
+
+        What lies in the queues of the network delays every message behind it, those of the negotiation above all. So the next piece is
+        sent when one of the other rank's has arrived: then one of ours most likely has, too.
+        """
+        unsent = deque(enumerate(outgoing))
+
+        def send_next(count: int) -> None:
+            for _ in range(min(count, len(unsent))):
+                number, piece = unsent.popleft()
+                self.stage(("sent", other), [self.send(piece, other, tag)], partial(sent, number))
+
+        def receive(number: int) -> None:
+            send_next(1 if number + 1 < len(incoming) else len(unsent))
+            arrived(number)
+
+        for number, piece in enumerate(incoming):
+            self.stage(("arrived", other), [self.receive(piece, other, tag)], partial(receive, number))
+        send_next(PIECES_AHEAD if incoming else len(unsent))
+
     @property
     def others(self) -> list[int]:
         """The other ranks, each rank beginning with its right-hand neighbour, so that not everybody sends to the same one."""
-        return [(self._comm.rank + distance) % self._comm.size for distance in range(1, self._comm.size)]
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+
+@dataclass
+class _Stage:
+    requests: list[Any]
+    then: Callable[[], None] | None
 
 
 def reduce(messages: Messages, scratch: Scratch, flat: Array, op: str, factor: float) -> None:
     """Combine a vector over the ranks, in place."""
-    if len(messages.others) == 1:
+    if messages.size == 2:
         _reduce_with_one(messages, scratch, flat, op, factor)
     else:
         _reduce_in_shares(messages, scratch, flat, op, factor)
@@ -95,62 +134,65 @@ def _reduce_with_one(messages: Messages, scratch: Scratch, flat: Array, op: str,
     (other,) = messages.others
     scratch.begin(flat.nbytes)
     theirs = scratch.take(flat)
+    pieces = pieces_of(flat)
     inputs = [flat, theirs] if other else [theirs, flat]
-    pieces = _pieces(flat)
-    arriving = [messages.receive(theirs[piece], other) for piece in pieces]
-    for piece, received in zip(pieces, arriving, strict=True):
-        ours = flat[piece]
-        messages.stage([received, messages.send(ours, other)], partial(combine, [i[piece] for i in inputs], op, factor, [ours]))
+    through = [0] * len(pieces)
+
+    def half_done(number: int) -> None:
+        through[number] += 1
+        if through[number] == 2:  # both ways: only now may the piece change
+            piece = pieces[number]
+            combine([i[piece] for i in inputs], op, factor, [flat[piece]])
+
+    messages.swap(other, [flat[p] for p in pieces], [theirs[p] for p in pieces], half_done, half_done, 0)
 
 
 def _reduce_in_shares(messages: Messages, scratch: Scratch, flat: Array, op: str, factor: float) -> None:
     """Every rank collects its share from all, combines it, and sends the result to all."""
-    rank, others = messages._comm.rank, messages.others
-    by_rank = [flat[share] for share in shares(flat.size, len(others) + 1)]
-    mine = by_rank[rank]
-    scratch.begin(len(others) * line_up(mine.nbytes))
-    arrived = {other: scratch.take(mine) for other in others}
-    inputs = [arrived.get(r, mine) for r in range(len(by_rank))]
+    by_rank = [flat[share] for share in shares(flat.size, messages.size)]
+    mine = by_rank[messages.rank]
+    pieces = pieces_of(by_rank[0])  # the longest share
+    scratch.begin((messages.size - 1) * line_up(mine.nbytes))
+    theirs = {other: scratch.take(mine) for other in messages.others}
+    inputs = [theirs.get(r, mine) for r in range(messages.size)]
+    missing = [messages.size - 1] * len(pieces)
 
-    def combine_and_send(number: int, piece: slice) -> None:
-        result = mine[piece]
-        combine([vector[piece] for vector in inputs], op, factor, [result])
-        messages.stage([messages.send(result, other, 2 * number + 1) for other in others])
+    def arrived(number: int) -> None:
+        missing[number] -= 1
+        if not missing[number]:
+            result = mine[pieces[number]]
+            combine([vector[pieces[number]] for vector in inputs], op, factor, [result])
+            messages.stage("results", [messages.send(result, other, 1) for other in messages.others])
 
-    def receive_result(part: Array, other: int, number: int) -> None:
-        messages.stage([messages.receive(part, other, 2 * number + 1)])
+    def sent(other: int, number: int) -> None:  # its result lands where it was sent from: not before it has left
+        messages.stage(("result", other), [messages.receive(by_rank[other][pieces[number]], other, 1)])
 
-    pieces = list(enumerate(_pieces(by_rank[0])))  # of the longest share
-    for number, piece in pieces:
-        if mine[piece].size:
-            received = [messages.receive(arrived[other][piece], other, 2 * number) for other in others]
-            messages.stage(received, partial(combine_and_send, number, piece))
-    for number, piece in pieces:
-        for other in others:
-            part = by_rank[other][piece]
-            if part.size:  # its result lands where it is sent from: not before it has left
-                messages.stage([messages.send(part, other, 2 * number)], partial(receive_result, part, other, number))
+    for other in messages.others:
+        outgoing, incoming = ([vector[p] for p in pieces if vector[p].size] for vector in (by_rank[other], theirs[other]))
+        messages.swap(other, outgoing, incoming, arrived, partial(sent, other), 0)
 
 
 def exchange(messages: Messages, scratch: Scratch, parts: Sequence[tuple[Array, ...]], sizes: Sequence[int] | None = None) -> list[tuple[Array, ...]]:
     """Send ``parts[r]`` to rank r; where they will be once all have arrived, by sender. ``sizes``: bytes by sender, where these differ."""
-    rank, others = messages._comm.rank, messages.others
     scratch.begin(sum(line_up(a.nbytes) for part in parts for a in part) if sizes is None else sum(map(line_up, sizes)))
-    arriving = {}
-    for other in others:
+    result = list(parts)
+    for other in messages.others:
         like = parts[other] if sizes is None else (np.empty(sizes[other], np.uint8),)
-        arriving[other] = tuple(scratch.take(array) for array in like)
-        messages.stage([messages.receive(flat[piece], other) for flat in map(_flat, arriving[other]) for piece in _pieces(flat)])
-    for other in others:
-        messages.stage([messages.send(flat[piece], other) for flat in map(_flat, parts[other]) for piece in _pieces(flat)])
-    return [parts[rank] if r == rank else arriving[r] for r in range(len(parts))]
+        result[other] = tuple(scratch.take(array) for array in like)
+        outgoing, incoming = ([flat[p] for flat in map(_flat, part) for p in pieces_of(flat)] for part in (parts[other], result[other]))
+        messages.swap(other, outgoing, incoming, _nothing, _nothing, 0)
+    return result
+
+
+def _nothing(number: int) -> None:
+    """Nothing is to be done with a piece alone."""
 
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-def _pieces(flat: Array) -> list[slice]:
+def pieces_of(flat: Array) -> list[slice]:
     """Cuts of a vector, all ranks the same."""
-    step = max(PIECE_BYTES, -(-flat.nbytes // _MAX_PIECES)) // flat.itemsize
+    step = max(PIECE_BYTES, -(-flat.nbytes // MAX_PIECES)) // flat.itemsize
     return [slice(start, min(start + step, flat.size)) for start in range(0, flat.size, step)]

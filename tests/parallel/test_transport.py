@@ -80,13 +80,25 @@ def test_large_requests_travel_as_messages_in_pieces(transport, size, monkeypatc
     monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
     monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
     requests = {"reduce": AllReduce(np.ones(48 * size)), "gather": AllGather((np.ones(50),)), "exchange": AllToAll([(np.ones(20),)] * size)}
-    counts = {}
+    posted = {}
     for name, request in requests.items():
         pending = transport.start(request, 0)
-        counts[name] = sum(len(messages) for messages, _ in pending._stages)
+        posted[name] = {queue: len(stages) for queue, stages in pending._queues.items()}
         finish(transport, pending)
-    swapped, in_shares = 2 * 12, 2 * 6 * (size - 1)  # messages posted at once, to and from every other rank
-    assert counts == {"reduce": swapped if size == 2 else in_shares, "gather": 2 * 7 * (size - 1), "exchange": 2 * 3 * (size - 1)}
+    to_receive = {"reduce": 12 if size == 2 else 6, "gather": 7, "exchange": 3}
+    ahead = messages_module.PIECES_AHEAD
+    for name, queues in posted.items():  # all that will come is expected from the beginning; a few pieces are sent ahead
+        assert {queue[0]: count for queue, count in queues.items()} == {"arrived": to_receive[name], "sent": min(ahead, to_receive[name])}
+        assert len(queues) == 2 * (size - 1)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5000, 1), (3000, 0, 0)])
+def test_ranks_that_send_much_wait_for_none_that_send_nothing(transport, rank, size, monkeypatch, lengths):
+    monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
+    monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
+    sizes = tuple((lengths * 2)[:size])
+    rows = finish(transport, transport.start(AllGather((np.full(sizes[rank], rank, np.uint8),), sizes), 0))
+    assert [row.tolist() for (row,) in rows] == [[r] * n for r, n in enumerate(sizes)]
 
 
 def test_a_sum_of_many_pieces_runs_in_the_order_of_the_ranks(transport, rank, size):
