@@ -14,7 +14,7 @@ test: $(VENV)/ready $(OTHER)/ready
 	HVDLITE_TEST_PYTHONS="openmpi=$(CURDIR)/$(VENV)/bin/python mpich=$(CURDIR)/$(OTHER)/bin/python" $(VENV)/bin/python -m pytest -q
 
 bench: $(VENV)/ready $(OTHER)/ready
-	$(VENV)/bin/python benchmarks/compare_mpi.py openmpi=$(VENV)/bin/python mpich=$(OTHER)/bin/python
+	$(VENV)/bin/python benchmarks/run.py --mpich $(OTHER)/bin/python
 
 $(VENV)/ready: requirements-dev.txt requirements-data.txt setup.py hvdlite/_kernels.c
 	$(PYTHON) -m venv $(VENV)

@@ -1,146 +1,78 @@
-"""How fast are the compressors' codecs, with and without the compiled loops, beside memcpy and beside torch's own operations?
+"""How fast are the compressors, with and without the compiled loops, beside memcpy, torch's own operations and DDP's hooks?
 
-python benchmarks/codecs.py. One thread; every measurement in turn, several times over, so that drift of the machine falls on all alike.
-Figures are GB of float32 a second for encoding plus decoding: median, and the slowest and fastest run.
+python benchmarks/codecs.py. One thread. Figures are GB of float32 a second, for encoding plus decoding.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-import os
-import platform
 import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+import sys
+from typing import Any
 
-import numpy as np
-import torch
+from _jobs import Plan, run_alone
+from _report import MUTED, STRONG, arguments, environment, keep, logarithmic, panels, short, spread, write
 
-from hvdlite import arrays
-from hvdlite.arrays import ops
-from hvdlite.compression._levels import Levels
-from hvdlite.compression._two_sided import Cast
-from hvdlite.compression.fp16 import _ScaledHalf
-from hvdlite.compression.sign import _Signs
-
-CODECS = {
-    "fp16": _ScaledHalf(),
-    "float16, unscaled": Cast("float16"),
-    "bf16": Cast("bfloat16"),
-    "int8": Levels(256, 8),
-    "int4": Levels(128, 4),
-    "sign": _Signs(256),
-}
-
-
-def torch_cast(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(dtype).to(torch.float32)
-
-
-def torch_levels(block: int, highest: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def both(x: torch.Tensor) -> torch.Tensor:
-        blocks = x.view(-1, block)
-        scale = (blocks.abs().amax(dim=1, keepdim=True) / highest).clamp(min=2.0**-126)
-        levels = torch.round(blocks / scale).to(torch.int8)
-        if highest == 7:
-            packed = (levels[:, ::2] + 8).to(torch.uint8) | (levels[:, 1::2] + 8).to(torch.uint8) << 4
-            levels = torch.stack(((packed & 15).to(torch.int8) - 8, (packed >> 4).to(torch.int8) - 8), dim=2)
-        return (levels.to(torch.float32).reshape(-1, block) * scale).view(-1)
-
-    return both
-
-
-def torch_sign(x: torch.Tensor) -> torch.Tensor:
-    blocks, weights = x.view(-1, 256), torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-    scale = blocks.abs().mean(dim=1, keepdim=True)
-    packed = ((blocks < 0).view(-1, 8).to(torch.uint8) * weights).sum(dim=1, dtype=torch.uint8)
-    negative = (packed[:, None] & weights) != 0
-    return torch.where(negative.view(-1, 256), -scale, scale).view(-1)
-
-
-def torch_topk(x: torch.Tensor, k: int) -> torch.Tensor:
-    index = torch.topk(x.abs(), k, sorted=False).indices
-    return torch.zeros_like(x).index_add_(0, index, x[index])
-
-
-def there_and_back(codec, x: np.ndarray, out: np.ndarray) -> None:
-    codec.decode(codec.encode(x), out)
-
-
-def largest(x: np.ndarray, out: np.ndarray, k: int) -> None:
-    index, values = ops(x).largest(x, k)
-    out[:] = 0
-    ops(x).add_at(out, index, values)
-
-
-def without_kernels(action: Callable[[], object]) -> Callable[[], None]:
-    def act() -> None:
-        compiled, arrays._kernels = arrays._kernels, lambda: None
-        try:
-            action()
-        finally:
-            arrays._kernels = compiled
-
-    return act
-
-
-def cases(x: np.ndarray, density: float) -> dict[str, dict[str, Callable[[], object]]]:
-    """By codec: the ways to do the same."""
-    out, tensor, k = np.empty_like(x), torch.from_numpy(x), round(density * x.size)
-    again, shares = x.copy(), [x, x[::-1].copy()]
-    theirs = {
-        "fp16": torch_cast(torch.float16), "float16, unscaled": torch_cast(torch.float16), "bf16": torch_cast(torch.bfloat16),
-        "int8": torch_levels(256, 127), "int4": torch_levels(128, 7), "sign": torch_sign,
-    }  # fmt: skip
-    ours: dict[str, Callable[[], object]] = {name: lambda codec=codec: there_and_back(codec, x, out) for name, codec in CODECS.items()}
-    rows = {name: {"compiled": action, "torch": lambda name=name: theirs[name](tensor)} for name, action in ours.items()}
-    rows[f"topk {density:.0%}"] = {"compiled": lambda: largest(x, out, k), "torch": lambda: torch_topk(tensor, k)}
-    for name, codec in CODECS.items():
-        payload = codec.encode(x)
-        rows[f"{name}: add to a sum"] = {"compiled": lambda codec=codec, payload=payload: codec.decode(payload, again, arrays.ADD)}
-    rows["all finite"] = {"compiled": lambda: ops(x).all_finite(x), "torch": lambda: bool(torch.isfinite(tensor).all())}
-    rows["sum of 2"] = {
-        "compiled": lambda: ops(x).sum_of(shares, out, 0.5),
-        "torch": lambda: torch.add(*map(torch.from_numpy, shares), out=torch.from_numpy(out)).mul_(0.5),
-    }
-    for row in rows.values():
-        row["numpy"] = without_kernels(row["compiled"])
-    rows["memcpy"] = {"compiled": lambda: np.copyto(out, x)}
-    return rows
+WAYS = ("compiled", "numpy", "torch", "DDP hook")
+NOTES = (
+    "GB of float32 a second, one thread: median (slowest-fastest). compiled and numpy are hvdlite with and without its compiled loops, torch is the plain "
+    "expression of the same in torch.",
+    "A codec encodes and decodes once. An exchange is all the work of one of 2 ranks: hvdlite's answers are the rank's own payloads, read where they "
+    "lie, and DDP's hook runs in a world of one on gloo, so neither waits for a wire. Both do powersgd with error feedback, on the same square matrices. "
+    "For fp16 and bf16 hvdlite sums in float32 and encodes again, where DDP sums in 16 bits: hvdlite does more there.",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--elements", type=int, default=8 << 20)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--matrix-rows", type=int, default=1024, help="the exchanges are of square matrices of as many rows")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--output", default=str(Path(__file__).parent / "results"))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    x = np.random.default_rng(0).standard_normal(args.elements).astype(np.float32)
-    rows = cases(x, args.density)
-    speeds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in row} for name, row in rows.items()}
-    for repeat in range(-1, args.repeats):  # the first round warms up
-        for name, row in rows.items():
-            for way in list(row) if repeat % 2 else list(row)[::-1]:
-                start = time.perf_counter()
-                row[way]()
-                if repeat >= 0:
-                    speeds[name][way].append(x.nbytes / 1e9 / (time.perf_counter() - start))
-    median = {name: {way: statistics.median(values) for way, values in row.items()} for name, row in speeds.items()}
-    ways = ("compiled", "numpy", "torch")
-    print(f"{f'GB/s of {args.elements} float32':30}" + "".join(f"{way:>22}" for way in ways) + f"{'x torch':>9}{'% memcpy':>10}")
+    args = arguments(parser, {"elements": 1 << 18, "matrix_rows": 256, "rounds": 2})
+    plan, found = Plan("codecs", 1), {}
+    with plan.part("one process"):
+        found = run_alone(sys.executable, "codecs_worker.py", [args.elements, args.density, args.rounds, args.matrix_rows])
+    if found:
+        gigabytes = 4 * args.elements / 1e9
+        speeds = {name: {way: [gigabytes / (1e-3 * t) for t in ms] for way, ms in row.items()} for name, row in found.items()}
+        title = f"Codecs and exchanges of {args.elements:,} float32"
+        where = keep("codecs", args, {"elements": args.elements, "GB/s": speeds}, environment())
+        write("codecs", title, args, table(speeds), NOTES, draw(speeds), where)
+    plan.end()
+
+
+def table(speeds: dict[str, dict[str, list[float]]]) -> list[list[str]]:
+    copying = statistics.median(speeds["memcpy"]["compiled"])
+    rows = [["GB/s", *WAYS, "against torch", "against DDP hook", "of memcpy"]]
     for name, row in speeds.items():
-        cells = [f"{median[name][w]:.2f} ({min(row[w]):.2f}-{max(row[w]):.2f})" if w in row else "" for w in ways]
-        times = f"{median[name]['compiled'] / median[name]['torch']:.1f}" if "torch" in row else ""
-        share = f"{100 * median[name]['compiled'] / median['memcpy']['compiled']:.0f}"
-        print(f"{name:30}" + "".join(f"{cell:>22}" for cell in cells) + f"{times:>9}{share:>10}")
-    environment = {
-        "kernels": arrays.kernels_built(), "cores": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version(),
-        "numpy": np.__version__, "torch": torch.__version__,
-    }  # fmt: skip
-    Path(args.output).mkdir(parents=True, exist_ok=True)
-    Path(args.output, "codecs.json").write_text(json.dumps({"environment": environment, "elements": args.elements, "GB/s": speeds}, indent=1))
+        middle = {way: statistics.median(values) for way, values in row.items()}
+        against = [f"{short(middle['compiled'] / middle[peer])}x" if peer in row else "" for peer in WAYS[2:]]
+        rows.append([name, *(spread(row[way]) if way in row else "" for way in WAYS), *against, f"{middle['compiled'] / copying:.0%}"])
+    return rows
+
+
+def draw(speeds: dict[str, dict[str, list[float]]]) -> Any:
+    figure, (axis,) = panels(["encode + decode, or a rank's work for a whole exchange; one thread"], 1, (9, 8.5))
+    colour = dict(zip(WAYS, (STRONG[0], STRONG[1], *MUTED), strict=False))
+    height, names = 0.2, [name for name in speeds if name != "memcpy"]
+    for number, way in enumerate(WAYS):
+        here = [(place, speeds[name][way]) for place, name in enumerate(names) if way in speeds[name]]
+        middle = [statistics.median(values) for _, values in here]
+        axis.barh(
+            [p + (number - 1.5) * height for p, _ in here],
+            middle,
+            height,
+            color=colour[way],
+            label=way if "DDP" in way or way == "torch" else f"hvdlite, {way}",
+        )
+    axis.axvline(statistics.median(speeds["memcpy"]["compiled"]), color="black", linestyle=":", label="memcpy")
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    logarithmic(axis, "x")
+    axis.set_xlabel("GB of float32 a second")
+    axis.legend(loc="lower right")
+    return figure
 
 
 if __name__ == "__main__":

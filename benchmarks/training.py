@@ -1,97 +1,153 @@
 """Step time of data-parallel training: hvdlite beside torch DDP on gloo, in turn, on one host and over shaped links.
 
-python benchmarks/training.py --python .venv-mpich/bin/python --rates none 1gbit 100mbit --hosts 2 4 --models mlp
+python benchmarks/training.py --link-python .venv-mpich/bin/python --runs mlp@local:2 mlp@1gbit:2 resnet@100mbit:4
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
+import re
 import statistics
-import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
-from hosts import INTERFACE, Hosts, why_not
+from _jobs import Plan, run_job
+from _report import MUTED, STRONG, arguments, environment, keep, panels, short, spread, write
+from hosts import Hosts, why_not
 
-HERE = Path(__file__).parent
 OURS = ("none", "fp16", "int8", "topk:density=0.01", "powersgd:rank=4")
 PEERS = ("ddp none", "ddp fp16", "ddp powersgd4")
+COUNTERPART = {"none": "ddp none", "fp16": "ddp fp16", "powersgd:rank=4": "ddp powersgd4"}
+ONE_PROCESS = "one process"
+LOCAL = "local"
+RUNS = (
+    "mlp@local:1", "cnn@local:1", "mlp@local:2", "small-mlp@local:2", "cnn@local:2", "resnet@local:2", "lstm@local:2",
+    "mlp@10gbit:2", "mlp@1gbit:2", "resnet@1gbit:2", "lstm@1gbit:2", "mlp@100mbit:2", "mlp@10gbit:4", "mlp@1gbit:4", "mlp@100mbit:4",
+)  # fmt: skip
+NOTES = (
+    "Milliseconds a step: median (smallest-largest) of the rounds, the arms in turn in the same processes. One thread a rank.",
+    "one process is bare torch on one rank while the others wait. At size 1 (`@local:1`) hvdlite's optimizer runs beside it.",
+    "Samples/s are those of all ranks together. against: the other's time for a sample divided by this one's; above 1 this one is faster."
+    " best of DDP is its fastest arm, compressed or not.",
+    "forward + wire: the forward pass, and this rank's bytes at the rate of the line; no plain exchange that begins with the backward pass can end sooner.",
+)
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-def run_ours(python: str, hosts: Hosts | None, ranks: int, model: str, arms: list[str], steps: int) -> dict[str, float]:
-    """One job of hvdlite that trains every arm in turn; rank 0's median step time each, and that of one process."""
-    command = [python, str(HERE / "training_worker.py"), "hvdlite", model, str(steps), *arms]
-    if hosts is None:
-        line, extra = [python, "-m", "hvdlite", "run", "-np", str(ranks), "--no-prefix", *command[1:]], {}
-    else:
-        line, extra = hosts.mpiexec(str(Path(python).parent / "mpiexec"), command)
-    return _figures(subprocess.run(line, env=os.environ | extra | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=600))
+@dataclass
+class Run:
+    """A model, where it is trained (``local``, or the rate of the links as tc writes it), on how many ranks; and what was measured."""
+
+    model: str
+    rate: str
+    ranks: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.rate}:{self.ranks}"
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return f"one host, {self.ranks} rank{'s' * (self.ranks > 1)}" if self.rate == LOCAL else f"{self.ranks} hosts, {self.rate}"
+
+    @property
+    def arms(self) -> list[str]:
+        """What is compared."""
+        return [ONE_PROCESS, OURS[0]] if self.ranks == 1 else [ONE_PROCESS, *OURS, *PEERS]
+
+    @property
+    def median_ms(self) -> dict[str, float]:
+        """By arm."""
+        return {arm: statistics.median(ms) for arm, ms in self.found["step_ms"].items()}
+
+    @property
+    def wire_ms(self) -> float | None:
+        """The forward pass and the plain arm's bytes at the rate of the line; None without a line."""
+        if self.rate == LOCAL:
+            return None
+        number, unit = re.fullmatch(r"([\d.]+)(\w+)", self.rate).groups()  # type: ignore[union-attr]
+        return statistics.median(self.found["forward_ms"]) + 8e3 * self.found["step_bytes"][OURS[0]] / (float(number) * _BITS[unit])
 
 
-def run_peers(python: str, hosts: Hosts | None, ranks: int, model: str, arms: list[str], steps: int) -> dict[str, float]:
-    """The same with torch DDP on gloo."""
-    processes = []
-    for rank in range(ranks):
-        address = hosts.addresses[0] if hosts else "127.0.0.1"
-        network = {"GLOO_SOCKET_IFNAME": INTERFACE} if hosts else {}
-        place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": "29531", "OMP_NUM_THREADS": "1", **network}
-        command = [python, str(HERE / "training_worker.py"), "ddp", model, str(steps), *arms]
-        line = hosts.on(rank, command) if hosts else command
-        processes.append(subprocess.Popen(line, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    outputs = [p.communicate(timeout=600) for p in processes]
-    return _figures(subprocess.CompletedProcess(processes[0].args, max(p.returncode for p in processes), outputs[0][0], "".join(o[1] for o in outputs)))
-
-
-def _figures(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
-    if done.returncode:
-        sys.exit(f"{done.args} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    figures: dict[str, float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return figures
+def parsed(text: str) -> Run:
+    match = re.fullmatch(r"([\w-]+)@(local|[\d.]+[kmg]bit):(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no run; MODEL@PLACE:RANKS is expected, with a place that is local or a rate; e.g. mlp@1gbit:2")
+    return Run(match[1], match[2], int(match[3]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--python", default=sys.executable, help="a Python with hvdlite, torch and MPICH (over links, its launcher is used)")
-    parser.add_argument("--rates", nargs="+", default=["local", "1gbit"], help="local: one host; others as tc writes them, or none")
-    parser.add_argument("--hosts", nargs="+", type=int, default=[2])
-    parser.add_argument("--models", nargs="+", default=["mlp"], choices=["mlp", "cnn", "resnet", "lstm"])
-    parser.add_argument("--arms", nargs="+", default=list(OURS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--output", default=str(HERE / "results"))
-    args = parser.parse_args()
-    results: dict[str, dict[str, list[float]]] = {}
-    for model in args.models:
-        for rate in args.rates:
-            for count in args.hosts:
-                with ExitStack() as stack:
-                    if rate != "local" and (reason := why_not()):
-                        print(f"{model} over {rate}, {count} hosts: left out, {reason}")
-                        continue
-                    hosts = stack.enter_context(Hosts(count, rate)) if rate != "local" else None
-                    table = results.setdefault(f"{model}, {rate}, {count} ranks", {})
-                    for repeat in range(args.repeats):
-                        jobs = [(run_ours, args.arms), (run_peers, list(PEERS))]
-                        for run, arms in jobs if repeat % 2 == 0 else jobs[::-1]:
-                            for arm, ms in run(args.python, hosts, count, model, arms, args.steps).items():
-                                table.setdefault(arm, []).append(ms)
-                show(f"{model}, {rate}, {count} ranks", table)
-    Path(args.output).mkdir(parents=True, exist_ok=True)
-    environment = {"cores": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version()}
-    Path(args.output, "training.json").write_text(json.dumps({"environment": environment, "step_ms": results}, indent=1))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--python", default=sys.executable, help="the Python of the ranks of one host")
+    parser.add_argument("--link-python", help="a Python with MPICH, whose launcher is used over links; without it, those are left out")
+    parser.add_argument("--runs", nargs="+", type=parsed, default=list(map(parsed, RUNS)), metavar="MODEL@PLACE:RANKS")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--block-seconds", type=float, default=0.3, help="how long each arm gets its turn, at least one step")
+    args = arguments(parser, {"rounds": 2, "block_seconds": 0.1, "runs": list(map(parsed, ("small-mlp@local:2", "cnn@10gbit:2")))})
+    obstacle = why_not() or ("needs --link-python, a Python with MPICH" if args.link_python is None else None)
+    left_out = [run for run in args.runs if run.rate != LOCAL and obstacle]
+    runs = [run for run in args.runs if run not in left_out]
+    plan = Plan("training", len(runs))
+    for run in runs:
+        with plan.part(f"{run.model}, {run.where}"), ExitStack() as stack:
+            hosts = None if run.rate == LOCAL else stack.enter_context(Hosts(run.ranks, run.rate))
+            python = args.python if hosts is None else args.link_python
+            run.found = run_job(python, run.ranks, "training_worker.py", [run.model, args.rounds, args.block_seconds, *run.arms], hosts=hosts)
+    runs = [run for run in runs if run.found]
+    if runs:
+        report(args, runs, [f"left out: {', '.join(map(str, left_out))}: {obstacle}"] if left_out else [])
+    plan.end()
 
 
-def show(title: str, table: dict[str, list[float]]) -> None:
-    """Median step times with their ranges, and the ratio to DDP without compression."""
-    base = statistics.median(table["ddp none"])
-    print(f"\n{title}: step time in ms, median (min-max), and how many times faster than DDP plain")
-    for arm, times in table.items():
-        middle = statistics.median(times)
-        print(f"  {arm:22} {middle:8.1f}  ({min(times):.1f}-{max(times):.1f})  {base / middle:5.2f}x")
+def report(args: argparse.Namespace, runs: list[Run], left_out: list[str]) -> None:
+    where = keep("training", args, {str(run): run.found for run in runs}, environment(filter(None, (args.python, args.link_python))))
+    crowded = sorted({run.ranks for run in runs if run.ranks > where["cores"]})
+    notes = [*NOTES, *left_out, *(f"{ranks} ranks share {where['cores']} cores: compute is crowded, whatever the link." for ranks in crowded)]
+    write("training", "Training steps", args, table(runs), notes, draw(runs), where)
+
+
+def table(runs: list[Run]) -> list[list[str]]:
+    against = [f"against {what}" for what in ("best of DDP", "same of DDP", "one process")]
+    head = ["model", "where", "arm", "step, ms", "samples/s", *against, "MB sent a step", "forward + wire, ms"]
+    return [head, *(_row(run, arm) for run in runs for arm in run.found["step_ms"])]
+
+
+def _row(run: Run, arm: str) -> list[str]:
+    middle, ranks = run.median_ms, 1 if arm == ONE_PROCESS else run.ranks
+    peers = [middle[peer] for peer in PEERS if peer in middle]
+    against = [f"{min(peers) / middle[arm]:.2f}x" if peers and arm != ONE_PROCESS else ""]
+    against.append(f"{middle[COUNTERPART[arm]] / middle[arm]:.2f}x" if COUNTERPART.get(arm) in middle else "")
+    against.append(f"{ranks * middle[ONE_PROCESS] / middle[arm]:.3g}x")
+    sent, wire_ms = run.found["step_bytes"].get(arm), run.wire_ms if arm == OURS[0] else None
+    figures = [spread(run.found["step_ms"][arm]), short(1e3 * ranks * run.found["batch"] / middle[arm])]
+    wire = ["" if sent is None else f"{sent / 1e6:.3g}", "" if wire_ms is None else short(wire_ms)]
+    return [run.model, run.where, f"hvdlite {arm}" if arm in OURS else arm, *figures, *against, *wire]
+
+
+def draw(runs: list[Run]) -> Any:
+    figure, axes = panels([f"{run.model}, {run.where}" for run in runs], 4, (4.2, 2.7))
+    arms = [ONE_PROCESS, *OURS, *PEERS]
+    colour = dict(zip(arms, (MUTED[4], *STRONG[: len(OURS)], *MUTED), strict=False))
+    for axis, run in zip(axes, runs, strict=True):
+        middle = run.median_ms
+        here = [arm for arm in arms if arm in middle]
+        errors = [[middle[arm] - min(run.found["step_ms"][arm]) for arm in here], [max(run.found["step_ms"][arm]) - middle[arm] for arm in here]]
+        names = [f"hvdlite {arm}" if arm in OURS else arm for arm in here]
+        bars = axis.barh(names, [middle[arm] for arm in here], color=[colour[arm] for arm in here], xerr=errors, ecolor="#333333", capsize=2)
+        axis.bar_label(bars, [short(middle[arm]) for arm in here], padding=3, fontsize=7)
+        axis.margins(x=0.15)
+        if run.wire_ms is not None:
+            limit = axis.axvline(run.wire_ms, color="black", linestyle=":", label="forward + wire time of the plain arm")
+        axis.invert_yaxis()
+        axis.set_xlabel("ms a step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(axis="x", alpha=0.3)
+    if any(run.wire_ms is not None for run in runs):
+        figure.legend(handles=[limit], loc="outside lower center")
+    return figure
 
 
 if __name__ == "__main__":
