@@ -14,6 +14,8 @@ from types import TracebackType
 BRIDGE = "hvdbr"
 SUBNET = "10.78.0"
 INTERFACE = "e0"
+OUTSIDE = "hvdveth"
+"""The bridge's end of a link, and the host's number."""
 
 
 def why_not() -> str | None:
@@ -39,7 +41,7 @@ class Hosts:
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("link", "set", BRIDGE, "up")
         for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-            outside = f"hvdveth{i}"
+            outside = f"{OUTSIDE}{i}"
             _ip("netns", "add", name)
             _ip("link", "add", outside, "type", "veth", "peer", "name", INTERFACE, "netns", name)
             _ip("link", "set", outside, "master", BRIDGE, "up")
@@ -81,7 +83,10 @@ class Hosts:
         for line in _out(["ip", "netns", "list"]).splitlines():
             if line.startswith("hvdhost"):
                 _ip("netns", "del", line.split()[0])
-        subprocess.run(["ip", "link", "del", BRIDGE], stderr=subprocess.DEVNULL, check=False)
+        links = [line.split()[1].split("@")[0].rstrip(":") for line in _out(["ip", "-o", "link"]).splitlines()]
+        for link in links:  # a namespace goes some time after it was deleted, and would keep its link until then
+            if link == BRIDGE or link.startswith(OUTSIDE):
+                subprocess.run(["ip", "link", "del", link], stderr=subprocess.DEVNULL, check=False)
 
 
 def _ip(*arguments: str) -> None:

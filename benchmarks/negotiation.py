@@ -17,7 +17,7 @@ from _simulated import Offer, first_round, known_round
 
 NOTES = (
     "A round is measured as `hvdlite.barrier()`: submit one name that all know, agree, deliver.",
-    "announce: so many names for the first time, from submission to delivery; step: the same names again. Nothing moves but the agreement.",
+    "announce: the other names for the first time, from submission to delivery; step: the same names again. Nothing moves but the agreement.",
     "played: every rank's negotiator runs in one process, without a transport; CPU time and bytes are those of one rank. Of the round in which the names are "
     "new, a few ranks are played and the others' details are copies.",
     "FORECAST, not a measurement: log2(ranks) hops, plus the played CPU time of a round in which all those names are ready. A hop is the measured round of "
@@ -72,9 +72,9 @@ def report(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def table(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["what", "ranks", "names", "a round, ms", "announce, ms", "step, ms", "CPU a rank, ms", "bytes a rank and round", "FORECAST of a round, ms"]]
+    rows = [["what", "ranks", "other names", "a round, ms", "announce, ms", "step, ms", "CPU a rank, ms", "bytes a rank and round", "FORECAST of a round, ms"]]
     for ranks, cost in found["ranks"].items():
-        rows.append(["measured", str(ranks), "1", spread(cost["round_ms"]), "", "", "", amount(cost["round_bytes"]), ""])
+        rows.append(["measured", str(ranks), "0", spread(cost["round_ms"]), "", "", "", amount(cost["round_bytes"]), ""])
     for names, cost in found["names"].items():
         figures = [spread(cost[key]) if int(names) else "" for key in ("announce_ms", "step_ms")]
         rows.append(["measured", "2", names, spread(cost["round_ms"]), *figures, "", amount(cost["round_bytes"]), ""])
