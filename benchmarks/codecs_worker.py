@@ -97,7 +97,7 @@ def codecs(x: np.ndarray, density: float) -> dict[str, dict[str, Action]]:
         rows[f"{name}: add to a sum"] = {"compiled": lambda codec=codec, payload=payload: codec.decode(payload, again, arrays.ADD)}  # type: ignore[misc]
     rows["all finite"] = {"compiled": lambda: ops(x).all_finite(x), "torch": lambda: bool(torch.isfinite(tensor).all())}
     rows["sum of 2"] = {
-        "compiled": lambda: ops(x).sum_of(shares, out, 0.5),
+        "compiled": lambda: ops(x).sum_of(shares, [out], 0.5),
         "torch": lambda: torch.add(*map(torch.from_numpy, shares), out=torch.from_numpy(out)).mul_(0.5),
     }
     return rows

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..arrays import Array, nbytes, ops
 
@@ -86,6 +86,14 @@ class Sent(Protocol):
 
     def subtract_from(self, given: Array) -> None:
         """``given -= sent``, in place."""
+
+
+@runtime_checkable
+class Lasting(Sent, Protocol):
+    """Keeps what was sent by itself, whatever becomes of the bucket's memory: subtracting it can wait until the next gradient is there."""
+
+    def fold(self, given: Array, more: Array) -> None:
+        """``given = (given - sent) + more``, in place and in one pass over memory."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,10 @@ class Levels:
         blocks *= scale[:, None]
         put(into, blocks.reshape(-1), how)
 
+    def part(self, payload: tuple[Array, ...], start: int, stop: int) -> tuple[Array, ...]:
+        """Whole blocks of levels, and their scales."""
+        return payload[0][start * self.bits // 8 : stop * self.bits // 8], payload[1][start // self.block : stop // self.block]
+
     def payload_bytes(self, num_elements: int) -> int:
         """``bits / 8`` bytes an entry, four a block."""
         return num_elements * self.bits // 8 + 4 * (num_elements // self.block)

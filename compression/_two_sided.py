@@ -7,7 +7,7 @@ whole instead, which is as many bytes: the mean is not rounded a second time, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -27,6 +27,9 @@ class Codec(Protocol):
 
     def decode(self, payload: tuple[Array, ...], into: Array, how: How = SET) -> None:
         """Write the payload into a float32 vector, or add it there, or subtract it; as many entries as the vector has, if not all."""
+
+    def part(self, payload: tuple[Array, ...], start: int, stop: int) -> tuple[Array, ...]:
+        """The payload of the entries from ``start`` to ``stop``, both on borders of blocks or at the end."""
 
     def payload_bytes(self, num_elements: int) -> int:
         """Size of the payload of a chunk."""
@@ -54,6 +57,10 @@ class Cast:
             fast.from_half(narrow, 1.0, into, how)
         else:
             put(into, ops(narrow).cast(narrow, "float32"), how)
+
+    def part(self, payload: tuple[Array, ...], start: int, stop: int) -> tuple[Array, ...]:
+        """A slice of it."""
+        return (payload[0][start:stop],)
 
     def payload_bytes(self, num_elements: int) -> int:
         """Two bytes an element for the 16-bit types, one for the 8-bit ones."""
@@ -146,15 +153,17 @@ def _swapped(bucket: Bucket, codec: Codec, op: Literal["sum", "min", "max", "pro
     total = out if dtype_name(out) == "float32" else xp.empty(out.shape, "float32")
     own = codec.encode(_padded(bucket.flat, chunk_elements(bucket.flat.shape[0], 1, codec.block)))
     first, second = yield AllGather(own)
-    codec.decode(first, total)
-    if op == "sum":
-        codec.decode(second, total, ADD)
-    else:
-        other = xp.empty(out.shape, "float32")
-        codec.decode(second, other)
-        xp.combine(op, total, other)
-    if factor != 1.0:
-        total *= factor
+    for start, stop in _tiles(total, codec):
+        into = total[start:stop]
+        codec.decode(codec.part(first, start, stop), into)
+        if op == "sum":
+            codec.decode(codec.part(second, start, stop), into, ADD)
+        else:
+            other = xp.empty(into.shape, "float32")
+            codec.decode(codec.part(second, start, stop), other)
+            xp.combine(op, into, other)
+        if factor != 1.0:
+            into *= factor
     if total is not out:
         out[...] = xp.cast(total, dtype_name(out))
     return out, Decoded(codec, own, bucket.flat.shape[0])
@@ -172,11 +181,24 @@ class Decoded:
         """``given -= vector()``, in place."""
         self.codec.decode(self.payload, given, SUBTRACT)
 
+    def fold(self, given: Array, more: Array) -> None:
+        """``given = (given - vector()) + more``, in place."""
+        for start, stop in _tiles(given, self.codec):
+            into = given[start:stop]
+            self.codec.decode(self.codec.part(self.payload, start, stop), into, SUBTRACT)
+            into += more[start:stop]
+
     def vector(self) -> Array:
         """The same as one vector."""
         vector = ops(self.payload[0]).empty((self.length,), "float32")
         self.codec.decode(self.payload, vector, SET)
         return vector
+
+
+def _tiles(vector: Array, codec: Codec) -> Iterator[tuple[int, int]]:
+    """Steps through a vector, on borders of blocks, after which it is still in the cache."""
+    n, step = vector.shape[0], max(1, ops(vector).tile // codec.block) * codec.block
+    return ((start, start + step) for start in range(0, n, step))
 
 
 def two_sided_bytes(codec: Codec, num_elements: int, num_ranks: int) -> int:

@@ -43,6 +43,10 @@ class _ScaledHalf:
         else:
             put(into, ops(half).cast(half, "float32") * unit, how)
 
+    def part(self, payload: tuple[Array, ...], start: int, stop: int) -> tuple[Array, ...]:
+        """A slice of the entries, and their unit."""
+        return payload[0][start:stop], payload[1]
+
     def payload_bytes(self, num_elements: int) -> int:
         """Two bytes an entry, four for the unit."""
         return 2 * num_elements + 4

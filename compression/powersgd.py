@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays import Array, ops
 from ..errors import CompressionError
-from ._contract import MIN_COMPRESSED_ELEMENTS, AllReduce, Bucket, Compressor, Dense, Exchange, Tensor
+from ._contract import MIN_COMPRESSED_ELEMENTS, AllReduce, Bucket, Compressor, Exchange, Tensor
 
 
 @dataclass
@@ -69,10 +69,11 @@ class PowerSGD(Compressor):
 
         matrices, dense = self._split(bucket.with_flat(bucket.out))  # from here on no gradient is read, so its memory may be the result's
         for tensor, p, q in zip(matrices, parts, rows if grads else [], strict=False):
-            xp.matmul(p, q, _matrix(tensor.array))
+            xp.low_rank(p, q, _matrix(tensor.array))
         for tensor, part in zip(dense, parts[len(grads) :], strict=True):
             tensor.array[...] = part / bucket.num_ranks
-        return bucket.out, Dense(lambda: bucket.out)
+        layout = [(t.name, tuple(t.array.shape)) for t in bucket.tensors]
+        return bucket.out, _Product(self, layout, parts[: len(grads)], rows if grads else [])
 
     def wire_bytes(self, shapes: Sequence[Sequence[int]], num_ranks: int) -> int:
         """Two allreduces: P and the dense tensors, then Q."""
@@ -122,6 +123,37 @@ class PowerSGD(Compressor):
             key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
             q = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, dtype=np.float32)
         return ops(grad).from_numpy(q) if isinstance(q, np.ndarray) else q
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What every rank sent of each matrix: ``P Q^T``, the estimate itself; and the rest exactly."""
+
+    compressor: PowerSGD
+    layout: Sequence[tuple[str, tuple[int, ...]]]
+    p: Sequence[Array]
+    q: Sequence[Array]
+
+    def subtract_from(self, given: Array) -> None:
+        """``given -= P Q^T``, in place."""
+        matrices, dense = self._split(given)
+        for tensor, p, q in zip(matrices, self.p, self.q, strict=True):
+            product = ops(given).empty(_matrix(tensor.array).shape, "float32")
+            ops(given).low_rank(p, q, product)
+            tensor.array[...] -= product.reshape(tensor.array.shape)
+        for tensor in dense:
+            tensor.array[...] = 0
+
+    def fold(self, given: Array, more: Array) -> None:
+        """``given = (given - P Q^T) + more``, in place."""
+        (matrices, dense), (other_matrices, other_dense) = self._split(given), self._split(more)
+        for tensor, other, p, q in zip(matrices, other_matrices, self.p, self.q, strict=True):
+            ops(given).fold_low_rank(p, q, _matrix(other.array), _matrix(tensor.array))
+        for tensor, other in zip(dense, other_dense, strict=True):
+            tensor.array[...] = other.array
+
+    def _split(self, vector: Array) -> tuple[list[Tensor], list[Tensor]]:
+        return self.compressor._split(Bucket.of(vector, self.layout, 0, 1))
 
 
 def _matrix(array: Array) -> Array:

@@ -50,6 +50,10 @@ class _Signs:
         signs += 1
         put(into, (signs.reshape(-1, self.block) * scale[:, None]).reshape(-1), how)
 
+    def part(self, payload: tuple[Array, ...], start: int, stop: int) -> tuple[Array, ...]:
+        """Whole blocks of signs, and their scales."""
+        return payload[0][start // 8 : stop // 8], payload[1][start // self.block : stop // self.block]
+
     def payload_bytes(self, num_elements: int) -> int:
         """One bit an entry, four bytes a block."""
         return num_elements // 8 + 4 * (num_elements // self.block)

@@ -377,20 +377,76 @@ static int largest(const uint32_t *word, Py_ssize_t n, Py_ssize_t k, int32_t *in
 
 enum { TILE = 4096 };
 
-CLONES static void sum_of(const float *const *shares, Py_ssize_t count, float factor, float *restrict into, Py_ssize_t n) {
+/* A tile is summed apart and then written to every output, so an output may be one of the shares. */
+CLONES static void sum_of(const float *const *shares, Py_ssize_t count, float factor, float *const *outs, Py_ssize_t out_count, Py_ssize_t n) {
+    float total[TILE];
     for (Py_ssize_t start = 0; start < n; start += TILE) {
         Py_ssize_t stop = at_most(n - start, TILE);
-        float *restrict out = into + start;
-        memcpy(out, shares[0] + start, (size_t)stop * sizeof *out);
-        for (Py_ssize_t s = 1; s < count; s++) {
-            const float *restrict share = shares[s] + start;
+        const float *first = shares[0] + start, *second = shares[count > 1] + start;
+        if (count > 1)
             for (Py_ssize_t i = 0; i < stop; i++)
-                out[i] += share[i];
+                total[i] = first[i] + second[i];
+        else
+            memcpy(total, first, (size_t)stop * sizeof *total);
+        for (Py_ssize_t s = 2; s < count; s++) {
+            const float *share = shares[s] + start;
+            for (Py_ssize_t i = 0; i < stop; i++)
+                total[i] += share[i];
         }
         if (factor != 1.0f)
             for (Py_ssize_t i = 0; i < stop; i++)
-                out[i] *= factor;
+                total[i] *= factor;
+        for (Py_ssize_t o = 0; o < out_count; o++)
+            memcpy(outs[o] + start, total, (size_t)stop * sizeof *total);
     }
+}
+
+/* Copy, and return the largest magnitude: the word of a NaN if there is one. */
+CLONES static uint32_t copied(const uint32_t *restrict from, uint32_t *restrict into, Py_ssize_t n) {
+    int32_t top = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t key = (int32_t)(from[i] & MAGNITUDE);
+        into[i] = from[i];
+        top = key > top ? key : top;
+    }
+    return (uint32_t)top;
+}
+
+/* --- Products of two thin matrices: p (rows x rank) times q (rank x columns), rank by rank from the first -------------------------------- */
+
+enum { STRIP = 512 };
+
+INLINE void strip_of(const float *restrict p, const float *restrict q, Py_ssize_t rank, Py_ssize_t columns, float *restrict strip, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++)
+        strip[i] = p[0] * q[i];
+    Py_ssize_t k = 1;
+    for (; k + 3 <= rank; k += 3) {
+        const float *a = q + k * columns, *b = a + columns, *c = b + columns;
+        for (Py_ssize_t i = 0; i < n; i++)
+            strip[i] = ((strip[i] + p[k] * a[i]) + p[k + 1] * b[i]) + p[k + 2] * c[i];
+    }
+    for (; k < rank; k++)
+        for (Py_ssize_t i = 0; i < n; i++)
+            strip[i] += p[k] * q[k * columns + i];
+}
+
+CLONES static void low_rank(const float *p, const float *q, Py_ssize_t rows, Py_ssize_t rank, Py_ssize_t columns, float *into) {
+    for (Py_ssize_t r = 0; r < rows; r++)
+        for (Py_ssize_t start = 0; start < columns; start += STRIP)
+            strip_of(p + r * rank, q + start, rank, columns, into + r * columns + start, at_most(columns - start, STRIP));
+}
+
+/* given = (given - p q) + more */
+CLONES static void fold_low_rank(const float *p, const float *q, Py_ssize_t rows, Py_ssize_t rank, Py_ssize_t columns, const float *restrict more,
+                                 float *restrict given) {
+    float strip[STRIP];
+    for (Py_ssize_t r = 0; r < rows; r++)
+        for (Py_ssize_t start = 0; start < columns; start += STRIP) {
+            Py_ssize_t n = at_most(columns - start, STRIP), at = r * columns + start;
+            strip_of(p + r * rank, q + start, rank, columns, strip, n);
+            for (Py_ssize_t i = 0; i < n; i++)
+                given[at + i] = (given[at + i] - strip[i]) + more[at + i];
+        }
 }
 
 /* out[at[i]] += values[i], until an index lies outside; the number of those that do not. */
@@ -688,34 +744,104 @@ static PyObject *py_add_at(PyObject *self, PyObject *args) {
     return finish(v, 3, good);
 }
 
+/* Take hold of every array of a tuple. */
+static int take_each(Vector *vectors, PyObject *tuple, char kind, float **data) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        if (!take(&vectors[i], PyTuple_GetItem(tuple, i), kind) || !demand(vectors[i].count == vectors[0].count, "lengths differ"))
+            return 0;
+        data[i] = vectors[i].view.buf;
+    }
+    return 1;
+}
+
+/* Each output is one of the shares, or apart from all; and apart from the other outputs. */
+static int may_write(const Vector *shares, Py_ssize_t count, const Vector *outs, Py_ssize_t out_count) {
+    for (Py_ssize_t o = 0; o < out_count; o++) {
+        for (Py_ssize_t s = 0; s < count; s++)
+            if (shares[s].view.buf != outs[o].view.buf && !apart(&shares[s], &outs[o]))
+                return 0;
+        for (Py_ssize_t other = 0; other < o; other++)
+            if (!apart(&outs[other], &outs[o]))
+                return 0;
+    }
+    return demand(shares[0].count == outs[0].count, "lengths differ");
+}
+
 static PyObject *py_sum_of(PyObject *self, PyObject *args) {
-    PyObject *shares, *into;
+    PyObject *shares, *outs;
     double written;
     float factor;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O!Od", &PyTuple_Type, &shares, &into, &written))
+    if (!PyArg_ParseTuple(args, "O!O!d", &PyTuple_Type, &shares, &PyTuple_Type, &outs, &written))
         return NULL;
-    Py_ssize_t count = PyTuple_Size(shares);
-    if (!demand(count > 0, "nothing to sum") || !exact(written, &factor))
+    Py_ssize_t count = PyTuple_Size(shares), out_count = PyTuple_Size(outs);
+    if (!demand(count > 0 && out_count > 0, "nothing to sum, or nowhere to write it") || !exact(written, &factor))
         return NULL;
-    Vector *v = calloc((size_t)count + 1, sizeof *v);
-    const float **share = calloc((size_t)count, sizeof *share);
-    if (v == NULL || share == NULL) {
+    Vector *v = calloc((size_t)(count + out_count), sizeof *v);
+    float **data = calloc((size_t)(count + out_count), sizeof *data);
+    if (v == NULL || data == NULL) {
         free(v);
-        free((void *)share);
+        free((void *)data);
         return PyErr_NoMemory();
     }
-    int good = take(&v[count], into, 'F');
-    for (Py_ssize_t i = 0; good && i < count; i++) {
-        good = take(&v[i], PyTuple_GetItem(shares, i), 'f') && demand(v[i].count == v[count].count, "lengths differ") && apart(&v[i], &v[count]);
-        share[i] = v[i].view.buf;
-    }
+    int good = take_each(v, shares, 'f', data) && take_each(v + count, outs, 'F', data + count) && may_write(v, count, v + count, out_count);
     if (good)
-        WITHOUT_THE_LOCK(sum_of(share, count, factor, v[count].view.buf, v[count].count));
-    PyObject *result = finish(v, count + 1, good);
+        WITHOUT_THE_LOCK(sum_of((const float *const *)data, count, factor, data + count, out_count, v[0].count));
+    PyObject *result = finish(v, count + out_count, good);
     free(v);
-    free((void *)share);
+    free((void *)data);
     return result;
+}
+
+static PyObject *py_copied(PyObject *self, PyObject *args) {
+    PyObject *o[2];
+    Vector v[2] = {{{0}, 0, 0, 0}};
+    uint32_t top = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO", &o[0], &o[1]))
+        return NULL;
+    int good = take_all(v, o, "fF") && demand(v[0].count == v[1].count, "lengths differ");
+    if (good)
+        WITHOUT_THE_LOCK(top = copied(v[0].view.buf, v[1].view.buf, v[0].count));
+    PyObject *result = finish(v, 2, good);
+    if (result == NULL)
+        return NULL;
+    Py_DECREF(result);
+    return PyFloat_FromDouble((double)float_of(top));
+}
+
+/* Whether p holds rows x rank entries, q rank x columns, and the product rows x columns. */
+static int product_fits(const Vector *p, const Vector *q, const Vector *product, Py_ssize_t rank) {
+    if (!demand(rank > 0 && p->count % rank == 0 && q->count % rank == 0, "rank does not divide the factors"))
+        return 0;
+    Py_ssize_t rows = p->count / rank, columns = q->count / rank;
+    return demand(columns == 0 ? product->count == 0 : product->count % columns == 0 && product->count / columns == rows, "lengths do not fit");
+}
+
+static PyObject *py_low_rank(PyObject *self, PyObject *args) {
+    PyObject *o[3];
+    Py_ssize_t rank;
+    Vector v[3] = {{{0}, 0, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOn", &o[0], &o[1], &o[2], &rank))
+        return NULL;
+    int good = take_all(v, o, "ffF") && product_fits(&v[0], &v[1], &v[2], rank);
+    if (good)
+        WITHOUT_THE_LOCK(low_rank(v[0].view.buf, v[1].view.buf, v[0].count / rank, rank, v[1].count / rank, v[2].view.buf));
+    return finish(v, 3, good);
+}
+
+static PyObject *py_fold_low_rank(PyObject *self, PyObject *args) {
+    PyObject *o[4];
+    Py_ssize_t rank;
+    Vector v[4] = {{{0}, 0, 0, 0}};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOn", &o[0], &o[1], &o[2], &o[3], &rank))
+        return NULL;
+    int good = take_all(v, o, "fffF") && product_fits(&v[0], &v[1], &v[3], rank) && demand(v[2].count == v[3].count, "lengths differ");
+    if (good)
+        WITHOUT_THE_LOCK(fold_low_rank(v[0].view.buf, v[1].view.buf, v[0].count / rank, rank, v[1].count / rank, v[2].view.buf, v[3].view.buf));
+    return finish(v, 4, good);
 }
 
 static PyMethodDef METHODS[] = {
@@ -732,7 +858,10 @@ static PyMethodDef METHODS[] = {
     {"from_signs", py_from_signs, METH_VARARGS, "from_signs(signs, scales, into, block, how)"},
     {"largest", py_largest, METH_VARARGS, "largest(vector, index, values)"},
     {"add_at", py_add_at, METH_VARARGS, "add_at(out, index, values)"},
-    {"sum_of", py_sum_of, METH_VARARGS, "sum_of(vectors, out, factor)"},
+    {"sum_of", py_sum_of, METH_VARARGS, "sum_of(vectors, outs, factor)"},
+    {"copied", py_copied, METH_VARARGS, "copied(vector, out): the largest magnitude; NaN if there is one"},
+    {"low_rank", py_low_rank, METH_VARARGS, "low_rank(p, q, out, rank): the product of two thin matrices"},
+    {"fold_low_rank", py_fold_low_rank, METH_VARARGS, "fold_low_rank(p, q, vector, given, rank): given = (given - p q) + vector"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -36,6 +36,9 @@ _FOREIGN_TO_NUMPY = NARROW_FLOATS - {"float16"}  # numpy knows them through ml_d
 class ArrayOps(Protocol):
     """What is not spelled the same on every kind of array."""
 
+    tile: int
+    """Entries of float32 that stay in the cache between two passes over them; work in steps of this size. On a device, everything."""
+
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         """Uninitialised array on the device of the array that was looked up."""
 
@@ -81,8 +84,17 @@ class ArrayOps(Protocol):
     def combine(self, op: str, into: Array, other: Array) -> Array:
         """``into = op(into, other)`` entry by entry, in place; op is sum, min, max or product."""
 
-    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
-        """``out = (arrays[0] + arrays[1] + ...) * factor``, added in this order; ``out`` overlaps none of them."""
+    def sum_of(self, arrays: Sequence[Array], outs: Sequence[Array], factor: float = 1.0) -> None:
+        """Write ``(arrays[0] + arrays[1] + ...) * factor``, added in this order, to every one of ``outs``, which may be among the arrays."""
+
+    def copy_checked(self, array: Array, into: Array) -> bool:
+        """Copy into an array of the same shape; whether no entry is NaN or infinite."""
+
+    def low_rank(self, p: Array, q: Array, out: Array) -> None:
+        """``out = p @ q``, of (rows, rank) and (rank, columns), added in the order of the ranks: the same bits whatever BLAS is there."""
+
+    def fold_low_rank(self, p: Array, q: Array, more: Array, given: Array) -> None:
+        """``given = (given - p @ q) + more``, in place, with the product of :meth:`low_rank`."""
 
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         """``out[index] += values`` for distinct indices, none of them negative."""
@@ -100,6 +112,8 @@ _NUMPY_REDUCE: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": n
 
 
 class _Numpy:
+    tile = 1 << 17
+
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(tuple(shape), numpy_dtype(dtype))
 
@@ -191,15 +205,44 @@ class _Numpy:
     def combine(self, op: str, into: Array, other: Array) -> Array:
         return _NUMPY_REDUCE[op](into, other, out=into)
 
-    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
-        if dtype_name(out) == "float32" and (fast := loops(out, *arrays)):
-            fast.sum_of(tuple(arrays), out, float(np.float32(factor)))
+    def sum_of(self, arrays: Sequence[Array], outs: Sequence[Array], factor: float = 1.0) -> None:
+        if dtype_name(outs[0]) == "float32" and (fast := loops(*outs, *arrays)):
+            fast.sum_of(tuple(arrays), tuple(outs), float(np.float32(factor)))
             return
-        out[...] = arrays[0]
-        for array in arrays[1:]:
-            out += array
-        if factor != 1.0:
-            out *= factor
+        for start in range(0, outs[0].size, self.tile):
+            part = slice(start, start + self.tile)
+            total = arrays[0][part].copy()
+            for array in arrays[1:]:
+                total += array[part]
+            if factor != 1.0:
+                total *= factor
+            for out in outs:
+                out[part] = total
+
+    def copy_checked(self, array: Array, into: Array) -> bool:
+        if dtype_name(array) == dtype_name(into) == "float32" and (fast := loops(array, into)):
+            return math.isfinite(fast.copied(array, into))
+        into[...] = array
+        return self.all_finite(into)
+
+    def low_rank(self, p: Array, q: Array, out: Array) -> None:
+        if fast := loops(p, q, out):
+            fast.low_rank(p, q, out, p.shape[1])
+            return
+        step = max(1, self.tile // max(1, q.shape[1]))
+        for rows in (slice(start, start + step) for start in range(0, p.shape[0], step)):
+            np.multiply(p[rows, :1], q[0], out=out[rows])
+            for k in range(1, p.shape[1]):
+                out[rows] += p[rows, k : k + 1] * q[k]
+
+    def fold_low_rank(self, p: Array, q: Array, more: Array, given: Array) -> None:
+        if fast := loops(p, q, more, given):
+            fast.fold_low_rank(p, q, more, given, p.shape[1])
+            return
+        product = np.empty_like(given)
+        self.low_rank(p, q, product)
+        given -= product
+        given += more
 
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         if dtype_name(out) == dtype_name(values) == "float32" and dtype_name(index) == "int32" and (fast := loops(out, index, values)):
@@ -215,6 +258,8 @@ class _Numpy:
 
 
 class _Torch:
+    tile = sys.maxsize
+
     def __init__(self, like: Array):
         self._torch = sys.modules["torch"]
         self._device = like.device
@@ -287,12 +332,27 @@ class _Torch:
         reduce = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum, "product": torch.mul}[op]
         return reduce(into, other, out=into)
 
-    def sum_of(self, arrays: Sequence[Array], out: Array, factor: float = 1.0) -> None:
-        out.copy_(arrays[0])
+    def sum_of(self, arrays: Sequence[Array], outs: Sequence[Array], factor: float = 1.0) -> None:
+        total = arrays[0].clone()
         for array in arrays[1:]:
-            out += array
+            total += array
         if factor != 1.0:
-            out *= factor
+            total *= factor
+        for out in outs:
+            out.copy_(total)
+
+    def copy_checked(self, array: Array, into: Array) -> bool:
+        into.copy_(array)
+        return self.all_finite(into)
+
+    def low_rank(self, p: Array, q: Array, out: Array) -> None:
+        self._torch.matmul(p, q, out=out)
+
+    def fold_low_rank(self, p: Array, q: Array, more: Array, given: Array) -> None:
+        product = self._torch.empty_like(given)
+        self.low_rank(p, q, product)
+        given -= product
+        given += more
 
     def add_at(self, out: Array, index: Array, values: Array) -> None:
         out.index_add_(0, index.long(), values)

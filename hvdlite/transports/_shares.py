@@ -22,20 +22,16 @@ def shares(size: int, ranks: int) -> list[slice]:
 
 def combine(inputs: Sequence[Array], op: str, factor: float, outputs: Sequence[Array]) -> None:
     """Combine vectors of all ranks, and write the result, times ``factor``, to every output. Outputs may be among the inputs."""
-    size, step = inputs[0].size, max(1, _PIECE_BYTES // inputs[0].itemsize)
-    if not size:
+    if op == "sum":
+        ops(inputs[0]).sum_of(inputs, outputs, factor)
         return
-    xp, total = ops(inputs[0]), np.empty(min(step, size), inputs[0].dtype)
-    for start in range(0, size, step):
-        part = slice(start, min(start + step, size))
-        into = total[: part.stop - part.start]
-        if op == "sum":
-            xp.sum_of([vector[part] for vector in inputs], into, factor)
-        else:
-            into[:] = inputs[0][part]
-            for other in inputs[1:]:
-                _REDUCE[op](into, other[part], out=into)
-            if factor != 1.0:
-                into *= factor
+    step = max(1, _PIECE_BYTES // inputs[0].itemsize)
+    for start in range(0, inputs[0].size, step):
+        part = slice(start, start + step)
+        total = inputs[0][part].copy()
+        for other in inputs[1:]:
+            _REDUCE[op](total, other[part], out=total)
+        if factor != 1.0:
+            total *= factor
         for output in outputs:
-            output[part] = into
+            output[part] = total

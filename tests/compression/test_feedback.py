@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hvdlite.compression import AllReduce, Compressor, Dense, ErrorFeedback
+from hvdlite.compression import AllReduce, Compressor, Dense, ErrorFeedback, load
 
 
 @dataclass
@@ -142,3 +142,18 @@ def test_gradients_in_the_way_of_the_result(in_place, make, play):
     compressor = ErrorFeedback(Half())
     for expected in (0.5, 0.75):
         assert play([compressor], [ones(3)], [B], make, in_place=in_place).mean.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "int8", "int4", "sign", "fp16:feedback=true"])
+def test_subtracting_later_gives_the_same_bits(spec, make, play):
+    """A residual that was looked at between the steps, and so brought up to date, is the one that was folded into the next gradient."""
+    layers = [("a", (64, 48)), ("b", (40, 33)), ("c", (7,))]
+    steps = [[np.random.default_rng(10 * t + r).standard_normal(64 * 48 + 40 * 33 + 7).astype(np.float32) for r in range(2)] for t in range(4)]
+    late, at_once = ([load(spec) for _ in range(2)] for _ in range(2))
+    for flats in steps:
+        a, b = play(late, flats, layers, make), play(at_once, flats, layers, make)
+        assert a.mean.tobytes() == b.mean.tobytes()
+        for compressor in at_once:
+            compressor.state_dict()
+    for x, y in zip(late, at_once, strict=True):
+        assert residuals(x) == residuals(y)

@@ -106,11 +106,20 @@ def test_operations(vector, data):
 
     def total(factor: float) -> np.ndarray:
         out = np.empty_like(vector)
-        xp.sum_of(shares, out, factor)
+        xp.sum_of(shares, [out], factor)
+        last = [s.copy() for s in shares]
+        xp.sum_of(last, [np.empty_like(vector), last[-1]], factor)  # an output may be one of the arrays
+        assert last[-1].tobytes() == out.tobytes()
         return out
 
     for factor in (1.0, 1 / 3):
         agree(lambda factor=factor: total(factor))
+    agree(lambda: (into := np.empty_like(vector), xp.copy_checked(vector, into)))
+    rank = data.draw(st.integers(1, 9))
+    p, q = (np.resize(vector if vector.size else 1, shape).astype(np.float32) for shape in ((data.draw(st.integers(0, 5)), rank), (rank, 7)))
+    agree(lambda: (out := np.empty((p.shape[0], 7), np.float32), xp.low_rank(p, q, out)))
+    more, given = np.full((p.shape[0], 7), 0.1, np.float32), np.resize(q, (p.shape[0], 7))
+    agree(lambda: (out := given.copy(), xp.fold_low_rank(p, q, more, out)))
     if vector.size:
         agree(lambda: xp.block_absmax(vector.reshape(1, -1)))
         agree(lambda: xp.block_absmax(vector.reshape(-1, 1)))
@@ -227,7 +236,8 @@ def test_other_threads_run_meanwhile():
 
 CALLS = {
     "magnitude": "v", "magnitudes": "vV", "magnitude_16": "h", "to_half": "vHf", "from_half": "hfVi", "to_bfloat": "vH", "from_bfloat": "hVi",
-    "to_levels": "vBVnnfn", "from_levels": "bvVnni", "to_signs": "vBVn", "from_signs": "bvVni", "largest": "vIV", "add_at": "Viv", "sum_of": "tVf",
+    "to_levels": "vBVnnfn", "from_levels": "bvVnni", "to_signs": "vBVn", "from_signs": "bvVni", "largest": "vIV", "add_at": "Viv", "sum_of": "tTf",
+    "copied": "vV", "low_rank": "vvVn", "fold_low_rank": "vvvVn",
 }  # fmt: skip
 
 
@@ -249,7 +259,7 @@ def test_fuzz():
             chosen = rng.choice([chosen[::-1], chosen.astype(chosen.dtype.newbyteorder()), None, 7, b"abcd", chosen.tobytes()])
         elif rng.random() < 0.03:
             chosen.flags.writeable = False
-        elif rng.random() < 0.05 and guards[0][1] and kind != "t":
+        elif rng.random() < 0.05 and guards[0][1] and kind not in "tT":
             chosen = guards[0][0][32 : 32 + guards[0][1]]  # overlaps another argument
         return chosen
 
@@ -259,8 +269,9 @@ def test_fuzz():
         for kind in CALLS[name]:
             if kind in "vVhHbBI" or (kind == "i" and name == "add_at"):
                 arguments.append(array(kind, guards))
-            elif kind == "t":
-                arguments.append(tuple(array("v", guards) for _ in range(rng.randrange(4))) if rng.random() < 0.97 else [1])
+            elif kind in "tT":
+                letter = "v" if kind == "t" else "V"
+                arguments.append(tuple(array(letter, guards) for _ in range(rng.randrange(4))) if rng.random() < 0.97 else [1])
             elif kind == "f":
                 arguments.append(rng.choice([1.0, 0.5, 2.0**-126, 2.0, 0.1, 1e300, float("inf"), float("nan"), "x"]))
             else:
@@ -279,7 +290,9 @@ def test_fuzz():
 def test_what_is_written_may_not_overlap_what_is_read():
     room, built = np.zeros(64, np.float32), arrays._built()
     with pytest.raises(ValueError, match="overlaps"):
-        built.sum_of((room[:32],), room[16:48], 1.0)
+        built.sum_of((room[:32],), (room[16:48],), 1.0)
+    with pytest.raises(ValueError, match="overlaps"):
+        built.sum_of((room[:32],), (room[:32], room[:32]), 1.0)
     with pytest.raises(ValueError, match="overlaps"):
         built.to_signs(room[:32], room.view(np.uint8)[:4], np.zeros(4, np.float32), 8)
 
