@@ -29,6 +29,8 @@ class AllReduce:
     op: Literal["sum", "min", "max", "product", "band"] = "sum"
     resident: bool = False
     """The array is a transport's own, the same one on every rank, so it may be combined where it lies."""
+    settled: bool = False
+    """Every rank's array held its final values when the ranks agreed on the operation: nobody needs to wait for anybody any more."""
     factor: float = 1.0
     """Of float32 or wider arrays; in the array's own type. A mean is the sum times ``1/P``: a pass over memory less than a division afterwards."""
 

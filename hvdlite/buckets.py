@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arrays import Array, numpy_dtype
+from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .engine import Handle
 from .errors import HorovodInternalError
@@ -80,6 +80,8 @@ class _Bucket:
     flat: Array
     views: dict[str, Array]
     ready: set[str] = field(default_factory=set)
+    all_finite: bool | None = True
+    """Of the gradients that are ready; None: not known."""
     handle: Handle | None = None
     operation: AllReduceOperation | None = None
     signature: str = ""
@@ -136,11 +138,17 @@ class GradientBuckets:
         self._observed = None
         self._reorder(order)
 
-    def mark_ready(self, name: str) -> None:
-        """The gradient of ``name`` lies in its view; a bucket that is full now goes out."""
+    def hand_over(self, name: str, gradient: Array) -> None:
+        """Copy a gradient into its view, and mark it ready."""
+        view = self.view(name)
+        self.mark_ready(name, ops(view).copy_checked(gradient, view))
+
+    def mark_ready(self, name: str, finite: bool | None = None) -> None:
+        """The gradient of ``name`` lies in its view; a bucket that is full now goes out. ``finite``: whether it is, when somebody has looked."""
         with self._lock:
             bucket = self._bucket_of[name]
             bucket.ready.add(name)
+            bucket.all_finite = None if finite is None or bucket.all_finite is None else bucket.all_finite and finite
             if self._observed is not None:
                 self._observed.append(name)
             full = len(bucket.ready) == len(bucket.plan.parameters)
@@ -172,6 +180,7 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.handle = None
             bucket.ready.clear()
+            bucket.all_finite = True
         if failures:
             raise failures[0]
         if self._observed is not None:
@@ -190,6 +199,7 @@ class GradientBuckets:
                 bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True
             )
         bucket.operation.missing = bucket.missing
+        bucket.operation.all_finite = bucket.all_finite
         size = self._world.topology.size
         self._world.metrics.dense_bytes += round(2 * (size - 1) / size * bucket.flat.nbytes)
         bucket.handle = self._world.engine.submit(bucket.operation)

@@ -64,7 +64,7 @@ class AllReduceOperation(Operation):
 
     ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
     ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
-    ``resident``: the vector is the transport's own, the same one on every rank.
+    ``resident``: the vector is the transport's own, the same one on every rank. ``all_finite``: whether it is, when somebody has looked.
     """
 
     name: str
@@ -78,6 +78,7 @@ class AllReduceOperation(Operation):
     layout: Sequence[tuple[str, tuple[int, ...]]] = ()
     missing: Collection[str] = ()
     resident: bool = False
+    all_finite: bool | None = None
     signature: bytes = field(init=False)
     nbytes: int = field(init=False)
     kind: ClassVar[str] = "allreduce"
@@ -103,7 +104,8 @@ class AllReduceOperation(Operation):
     def vote(self) -> Vote:
         """Only what is going to be encoded must be finite: plain sums carry NaN and infinity by themselves."""
         encodes = self.compressor is not None and not self.compressor.any_dtype
-        finite = not encodes or all(ops(a).all_finite(a) for a in self.arrays)
+        known = self.all_finite
+        finite = not encodes or (all(ops(a).all_finite(a) for a in self.arrays) if known is None else known)
         return (Vote.FINITE if finite else Vote.NONE) | (Vote.NONE if self.missing else Vote.COMPLETE)
 
     def fusion_key(self) -> Hashable | None:
@@ -175,7 +177,7 @@ class AllReduceOperation(Operation):
         if dtype == "bool":
             flat = flat.view(np.uint8)
         if is_floating(dtype):
-            yield AllReduce(flat, op, self.resident, factor)
+            yield AllReduce(flat, op, self.resident, self.prescale == 1.0, factor)
             return
         yield AllReduce(flat, op, self.resident)
         if self.op is Average:

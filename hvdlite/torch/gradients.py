@@ -117,12 +117,12 @@ class Gradients:
         if gradient.layout is not torch.strided and self._sparse_as_dense:
             gradient = gradient.to_dense()
         check(gradient, f"the gradient of {name!r}")
-        if gradient is not view:
-            with torch.no_grad():
-                view.copy_(gradient)
-            parameter.grad = view
+        parameter.grad = view
         self._handed[parameter] = view._version
-        self._buckets.mark_ready(name)
+        if gradient is view:
+            self._buckets.mark_ready(name)
+        else:
+            self._buckets.hand_over(name, as_array(gradient))
 
     def _follow_loss_scale(self) -> None:
         """Residuals are in units of the scaled loss: when the scale changes, they follow."""

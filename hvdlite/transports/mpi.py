@@ -103,7 +103,7 @@ class MpiTransport:
         """Begin a request on a lane: what is large as messages of ours, the rest by the library's collectives."""
         comm = self._lanes[lane]
         match request:
-            case AllReduce(array, op, _, factor):
+            case AllReduce(array, op, factor=factor):
                 flat = array.reshape(-1)
                 assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
                 if flat.nbytes >= LARGE_BYTES * comm.size:

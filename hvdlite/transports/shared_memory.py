@@ -28,6 +28,7 @@ from .mpi import MpiTransport
 
 STAGING_BYTES = 16 << 20
 """Of each staging buffer. Memory is taken only when it is touched."""
+_SMALL_BYTES = 16 << 10
 _LINE = 64
 _SHARE_OF_FREE = 0.5
 _MAX_ARENA_BYTES = 16 << 30
@@ -47,14 +48,18 @@ class SharedMemoryTransport:
         start = -(-lanes * _LINE // 4096) * 4096
         self._staging = [[[a[start + i * STAGING_BYTES :][:STAGING_BYTES] for a in self._arenas] for i in (2 * lane, 2 * lane + 1)] for lane in range(lanes)]
         self._turn = [0] * lanes
+        self._found: dict[tuple[int, int, Any], list[Array]] = {}  # everyone's array, by the place, length and dtype of this rank's
         self._used = start + 2 * lanes * STAGING_BYTES
 
     def start(self, request: Request, lane: int) -> Pending:
         """Begin a request on a lane."""
         match request:
-            case AllReduce(array, op, resident, factor):
-                reduce = self._reduce_in_place if resident and self._holds(array) else self._reduce_staged
-                actions = reduce(array, op, factor, lane)
+            case AllReduce(array, op, resident, settled, factor):
+                if resident and self._holds(array):
+                    actions = self._reduce_in_place(array, op, settled, factor, lane)
+                else:
+                    reduce = self._reduce_small if array.nbytes <= _SMALL_BYTES else self._reduce_staged
+                    actions = reduce(array.reshape(-1), op, factor, lane)
                 return self._run(lane, actions, lambda: array)
             case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
                 return self._gather(arrays, sizes, lane)
@@ -80,17 +85,26 @@ class SharedMemoryTransport:
     def _run(self, lane: int, actions: Iterator[None], answer: Callable[[], Any]) -> _Steps:
         return _Steps(self._window, self._counters, self._counters[self.topology.rank], lane, actions, answer)
 
-    def _reduce_in_place(self, array: Array, op: str, factor: float, lane: int) -> Iterator[None]:
-        """Each rank says where its array lies: ranks that have not allocated the same differ in that."""
-        self._places[self.topology.rank][lane] = self._offset(array)
-        yield
-        places = [int(theirs[lane]) for theirs in self._places]
-        everyone = [arena[place : place + array.nbytes].view(array.dtype) for arena, place in zip(self._arenas, places, strict=True)]
+    def _reduce_in_place(self, array: Array, op: str, settled: bool, factor: float, lane: int) -> Iterator[None]:
+        """At first each rank says where its array lies: ranks that have not allocated the same differ in that. Later all know it."""
+        known = (self._offset(array), array.nbytes, array.dtype)
+        if known not in self._found or not settled:
+            self._places[self.topology.rank][lane] = known[0]
+            yield
+            places = [int(theirs[lane]) for theirs in self._places]
+            self._found[known] = [arena[place : place + array.nbytes].view(array.dtype) for arena, place in zip(self._arenas, places, strict=True)]
+        everyone = self._found[known]
         self._combine(everyone, op, factor, everyone)
         yield
 
-    def _reduce_staged(self, array: Array, op: str, factor: float, lane: int) -> Iterator[None]:
-        flat = array.reshape(-1)
+    def _reduce_small(self, flat: Array, op: str, factor: float, lane: int) -> Iterator[None]:
+        """Everybody combines everything: one barrier, not two."""
+        staging = [s[: flat.nbytes].view(flat.dtype) for s in self._next_staging(lane)]
+        staging[self.topology.rank][:] = flat
+        yield
+        combine(staging, op, factor, [flat])
+
+    def _reduce_staged(self, flat: Array, op: str, factor: float, lane: int) -> Iterator[None]:
         step = STAGING_BYTES // flat.itemsize
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
