@@ -113,8 +113,10 @@ class _Running:
 
     def step(self) -> bool:
         """Advance if the request under way is done; whether anything moved."""
-        if self.finished or self._pending is None or not self._pending.done():
+        if self.finished or self._pending is None:
             return False
+        if not self._pending.done():
+            return self._pending.moved
         self._resume(self._pending.answer())
         return True
 
@@ -147,6 +149,7 @@ class Engine:
         self._lanes: list[deque[Any]] = [deque() for _ in range(settings.slots)]
         self._active: list[_Running | None] = [None] * settings.slots
         self._next_lane = 0
+        self._wide = False  # as agreed last
         self._wake = threading.Event()
         self._leave = False
         self._left: frozenset[int] = frozenset()
@@ -257,6 +260,7 @@ class Engine:
         if self._round is None:
             if not self._negotiator.has_business or time.monotonic() < self._next_round_at:
                 return False
+            self._negotiator.wide = self._transport.is_wide
             self._round = _Running(self._negotiator.round(), self._transport, CONTROL, self._metrics)
         if not self._round.step():
             return False
@@ -269,6 +273,7 @@ class Engine:
     def _settle(self, agreement: Agreement) -> None:
         for name, error in agreement.failed:
             self._fail([name], error)
+        self._wide = agreement.wide
         self._schedule(agreement.ready)
         if agreement.leaving:
             self._part(agreement.leaving)
@@ -316,14 +321,14 @@ class Engine:
             self._deal(group)
 
     def _deal(self, group: list[_Submission]) -> None:
-        self._lanes[self._next_lane].append(group)
+        self._lanes[self._next_lane].append((group, self._wide))
         self._next_lane = (self._next_lane + 1) % len(self._lanes)
 
     def _advance(self) -> bool:
         moved = False
         for lane, running in enumerate(self._active):
             if running is None and self._lanes[lane]:
-                running = self._begin(self._lanes[lane].popleft(), lane)
+                running = self._begin(*self._lanes[lane].popleft(), lane)
                 moved = True
             elif running is not None:
                 moved |= running.step()
@@ -333,8 +338,9 @@ class Engine:
             self._active[lane] = running
         return moved
 
-    def _begin(self, group: list[_Submission], lane: int) -> _Running:
+    def _begin(self, group: list[_Submission], wide: bool, lane: int) -> _Running:
         operation = group[0].operation
+        self._transport.set_wide(lane, wide)
         self._last.write(operation.kind, group[0].name)
         program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].vote)
         return _Running(program, self._transport, lane, self._metrics, group)

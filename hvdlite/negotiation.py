@@ -30,6 +30,7 @@ MAX_DETAILS_BYTES = 64 << 20
 
 _WORD = 64
 _ALL = ~np.uint64(0)
+_NO_NEWS, _WIDE = 1, 2  # bits of the first word
 
 
 class Signature(msgspec.Struct, array_like=True, frozen=True):
@@ -110,6 +111,8 @@ class Agreement:
     """``(name, what holds on every rank)``, in the order in which every rank runs them."""
     failed: list[tuple[str, HorovodInternalError]] = field(default_factory=list)
     leaving: frozenset[int] = frozenset()
+    wide: bool = False
+    """Whether every rank's connection is wide."""
 
     @property
     def settled_something(self) -> bool:
@@ -124,6 +127,8 @@ class Negotiator:
         self.rank = rank
         self.num_ranks = num_ranks
         self.leaving = False
+        self.wide = False
+        """Whether this rank's connection is wide; told to the others in every round."""
         self._capacity = capacity
         self._pending: dict[str, Submitted] = {}
         self._told: set[str] = set()
@@ -160,7 +165,7 @@ class Negotiator:
         new = [s for s in self._pending.values() if s.name not in self._told and not self._is_known(s)]
         answer = yield AllReduce(self._vector(bool(new)), "band")
         agreement = self._read(answer)
-        if not answer[0] & np.uint64(1):  # some rank cleared the bit: it has news
+        if not int(answer[0]) & _NO_NEWS:  # some rank cleared the bit
             details = _ENCODER.encode([_Detail(s.signature, s.vote) for s in new])
             self._told.update(s.name for s in new)
             mine = np.array([len(details)], np.int64)
@@ -173,12 +178,12 @@ class Negotiator:
             self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in enumerate(rows)], agreement)
         return agreement
 
-    # --- the vector: word 0 news (cleared), then who is leaving (cleared), then a plane of bits each for ready and for every vote ---
+    # --- the vector: word 0 news (cleared) and width, then who is leaving (cleared), then a plane of bits each for ready and for every vote ---
 
     def _vector(self, has_news: bool) -> Array:
         leaving_words, slot_words = self._layout()
         vector = np.zeros(1 + leaving_words + 3 * slot_words, np.uint64)
-        vector[0] = 0 if has_news else 1
+        vector[0] = (0 if has_news else _NO_NEWS) | (_WIDE if self.wide else 0)
         vector[1 : 1 + leaving_words] = _ALL
         if self.leaving:
             vector[1 + self.rank // _WORD] &= ~_bit(self.rank)
@@ -193,7 +198,7 @@ class Negotiator:
 
     def _read(self, vector: Array) -> Agreement:
         leaving_words, slot_words = self._layout()
-        agreement = Agreement(leaving=frozenset(_set_bits(~vector[1 : 1 + leaving_words])))
+        agreement = Agreement(leaving=frozenset(_set_bits(~vector[1 : 1 + leaving_words])), wide=bool(int(vector[0]) & _WIDE))
         ready, finite, complete = vector[1 + leaving_words :].reshape(3, slot_words)
         for slot in _set_bits(ready):
             name = self._slots[slot]

@@ -119,6 +119,7 @@ class ThreadPending:
     request: Any
     delay: float
     ready_at: float = 0.0
+    moved = False
 
     def done(self) -> bool:
         if self.key not in self.hub.answers:
@@ -142,6 +143,11 @@ class ThreadTransport:
         self.calls = self.closed = self.abandoned = 0
         self.lanes: list[int] = []
         self._count: dict[int, int] = defaultdict(int)
+        self.is_wide = False
+        self.wide_lanes: list[bool] = []  # as told before each operation
+
+    def set_wide(self, lane: int, wide: bool) -> None:
+        self.wide_lanes.append(wide)
 
     def start(self, request: Any, lane: int) -> ThreadPending:
         self.calls += 1

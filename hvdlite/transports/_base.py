@@ -32,6 +32,10 @@ class Topology:
 class Pending(Protocol):
     """A request under way."""
 
+    @property
+    def moved(self) -> bool:
+        """Whether the last look found that something had arrived: then the next look should come soon."""
+
     def done(self) -> bool:
         """Let it progress; whether it is finished."""
 
@@ -46,6 +50,13 @@ class Transport(Protocol):
 
     def start(self, request: Request, lane: int) -> Pending:
         """Begin a request. Its arrays must stay untouched until it is done; an :class:`AllReduce` or broadcast may fill its array in place."""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether this rank's connection to the others is so fast that large messages are a matter of milliseconds."""
+
+    def set_wide(self, lane: int, wide: bool) -> None:
+        """What the ranks agreed on, for the next requests of a lane: whether all connections are wide."""
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Memory for a bucket, where this transport likes it best."""

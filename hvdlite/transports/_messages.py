@@ -7,6 +7,7 @@ on its way. Every rank sends what a bandwidth-optimal algorithm sends, ``2 (P-1)
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,15 @@ from ..arrays import Array, dtype_name, ops
 from ._shares import combine, shares
 
 PIECE_BYTES = 256 << 10
-"""Of one message; more where there would be more than ``MAX_PIECES`` of them."""
+"""Of one message over a link: 2 ms at 1 Gb/s. What a negotiation sends waits behind ``PIECES_AHEAD`` of them."""
+WIDE_PIECE_BYTES = 4 << 20
+"""Of one message where that is a matter of milliseconds, too: large messages cost libraries less time a byte."""
 MAX_PIECES = 256
+"""There are more bytes in each piece where there would be more pieces."""
 PIECES_AHEAD = 4
-"""Messages to one rank that are under way at once: enough for a link of 10 Gb/s at which somebody looks every 0.2 ms or more often."""
+"""Messages to one rank that are under way at once."""
+WIDE_BYTES_PER_SECOND = 200e6
+"""From here on a connection is wide."""
 _LINE = 64
 
 
@@ -58,20 +64,27 @@ class Messages:
     Messages between two ranks arrive in the order in which they were sent, so only the first stage of a queue is looked at.
     """
 
-    def __init__(self, MPI: Any, comm: Any, answer: Callable[[], Any]):
-        self._MPI, self._comm, self.answer = MPI, comm, answer
+    def __init__(self, MPI: Any, comm: Any, wide: bool, answer: Callable[[], Any], through: Callable[[float], None]):
+        self._MPI, self._comm, self.answer, self._through = MPI, comm, answer, through
+        self._piece_bytes = WIDE_PIECE_BYTES if wide else PIECE_BYTES
+        self._received_bytes, self._begun = 0, time.perf_counter()
         self._queues: dict[Hashable, deque[_Stage]] = {}
         self.rank, self.size = comm.rank, comm.size
+        self.moved = False
 
     def done(self) -> bool:
         """Let messages progress, and act on those that are through."""
+        self.moved = False
         for name, queue in list(self._queues.items()):
             while queue and self._MPI.Request.Testall(queue[0].requests):
+                self.moved = True
                 then = queue.popleft().then
                 if then is not None:
                     then()
             if not queue:
                 del self._queues[name]
+        if not self._queues and self.moved and self._received_bytes >= WIDE_PIECE_BYTES:  # less fits into the buffers on the way
+            self._through(self._received_bytes / (time.perf_counter() - self._begun))
         return not self._queues
 
     def stage(self, queue: Hashable, requests: list[Any], then: Callable[[], None] | None = None) -> None:
@@ -84,6 +97,7 @@ class Messages:
 
     def receive(self, array: Array, rank: int, tag: int = 0) -> Any:
         """Begin to receive into a contiguous array."""
+        self._received_bytes += array.nbytes
         return self._comm.Irecv([ops(array).as_bytes(array), self._MPI.BYTE], rank, tag)
 
     def swap(
@@ -108,6 +122,11 @@ class Messages:
         for number, piece in enumerate(incoming):
             self.stage(("arrived", other), [self.receive(piece, other, tag)], partial(receive, number))
         send_next(PIECES_AHEAD if incoming else len(unsent))
+
+    def pieces_of(self, flat: Array) -> list[slice]:
+        """Cuts of a vector, the same on all ranks."""
+        step = max(self._piece_bytes, -(-flat.nbytes // MAX_PIECES)) // flat.itemsize
+        return [slice(start, min(start + step, flat.size)) for start in range(0, flat.size, step)]
 
     @property
     def others(self) -> list[int]:
@@ -134,7 +153,7 @@ def _reduce_with_one(messages: Messages, scratch: Scratch, flat: Array, op: str,
     (other,) = messages.others
     scratch.begin(flat.nbytes)
     theirs = scratch.take(flat)
-    pieces = pieces_of(flat)
+    pieces = messages.pieces_of(flat)
     inputs = [flat, theirs] if other else [theirs, flat]
     through = [0] * len(pieces)
 
@@ -151,7 +170,7 @@ def _reduce_in_shares(messages: Messages, scratch: Scratch, flat: Array, op: str
     """Every rank collects its share from all, combines it, and sends the result to all."""
     by_rank = [flat[share] for share in shares(flat.size, messages.size)]
     mine = by_rank[messages.rank]
-    pieces = pieces_of(by_rank[0])  # the longest share
+    pieces = messages.pieces_of(by_rank[0])  # the longest share
     scratch.begin((messages.size - 1) * line_up(mine.nbytes))
     theirs = {other: scratch.take(mine) for other in messages.others}
     inputs = [theirs.get(r, mine) for r in range(messages.size)]
@@ -179,7 +198,7 @@ def exchange(messages: Messages, scratch: Scratch, parts: Sequence[tuple[Array, 
     for other in messages.others:
         like = parts[other] if sizes is None else (np.empty(sizes[other], np.uint8),)
         result[other] = tuple(scratch.take(array) for array in like)
-        outgoing, incoming = ([flat[p] for flat in map(_flat, part) for p in pieces_of(flat)] for part in (parts[other], result[other]))
+        outgoing, incoming = ([flat[p] for flat in map(_flat, part) for p in messages.pieces_of(flat)] for part in (parts[other], result[other]))
         messages.swap(other, outgoing, incoming, _nothing, _nothing, 0)
     return result
 
@@ -190,9 +209,3 @@ def _nothing(number: int) -> None:
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
-
-
-def pieces_of(flat: Array) -> list[slice]:
-    """Cuts of a vector, all ranks the same."""
-    step = max(PIECE_BYTES, -(-flat.nbytes // MAX_PIECES)) // flat.itemsize
-    return [slice(start, min(start + step, flat.size)) for start in range(0, flat.size, step)]

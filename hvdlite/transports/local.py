@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ._base import Topology
 @dataclass(frozen=True)
 class _Done:
     value: Any
+    moved: ClassVar[bool] = False
 
     def done(self) -> bool:
         return True
@@ -42,6 +43,11 @@ class LocalTransport:
                 return _Done([arrays])
             case AllToAll(parts):
                 return _Done([parts[0]])
+
+    is_wide = True
+
+    def set_wide(self, lane: int, wide: bool) -> None:
+        """There is no connection."""
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Ordinary memory."""

@@ -19,7 +19,7 @@ from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
 from ..errors import MissingDependencyError, SettingError
 from ._base import Pending, Topology
-from ._messages import Messages, Scratch, exchange, reduce
+from ._messages import WIDE_BYTES_PER_SECOND, Messages, Scratch, exchange, reduce
 from ._packing import packed
 
 MAX_COUNT = 1 << 30
@@ -60,6 +60,8 @@ def _finalize(MPI: Any, pid: int) -> None:
 
 
 class _Pending:
+    moved = False  # the library does not say
+
     def __init__(self, requests: list[Any], answer: Callable[[], Any]):
         self._requests = requests
         self._answer = answer
@@ -85,6 +87,8 @@ class MpiTransport:
         _check_equal(world.allgather(dict(shared or {})))
         self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
         self._scratch = [Scratch() for _ in self._lanes]
+        self._wide_lanes = [False] * len(self._lanes)
+        self._bytes_per_second = 0.0
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
         self.topology = self._find_topology(world)
@@ -107,7 +111,7 @@ class MpiTransport:
                 flat = array.reshape(-1)
                 assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
                 if flat.nbytes >= LARGE_BYTES * comm.size:
-                    messages = Messages(self._MPI, comm, lambda: array)
+                    messages = self._messages(lane, lambda: array)
                     reduce(messages, self._scratch[lane], flat, op, factor)
                     return messages
                 request_under_way = comm.Iallreduce(self._MPI.IN_PLACE, flat, self._ops[op])
@@ -125,8 +129,23 @@ class MpiTransport:
                 requests = [comm.Ibcast([piece, self._MPI.BYTE], root=root) for piece in _pieces(raw)]
                 return _Pending(requests, lambda: array)
 
+    def _messages(self, lane: int, answer: Callable[[], Any]) -> Messages:
+        return Messages(self._MPI, self._lanes[lane], self._wide_lanes[lane], answer, self._through)
+
+    def _through(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = max(bytes_per_second, 0.9 * self._bytes_per_second)  # the best of late: often one waits for the other to begin
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether this rank's connection has been fast of late."""
+        return self._bytes_per_second >= WIDE_BYTES_PER_SECOND
+
+    def set_wide(self, lane: int, wide: bool) -> None:
+        """Take all connections for wide, or for narrow, in the next requests of a lane."""
+        self._wide_lanes[lane] = wide
+
     def _exchange(self, lane: int, parts: Sequence[tuple[Array, ...]], sizes: Sequence[int] | None = None) -> Messages:
-        messages = Messages(self._MPI, self._lanes[lane], lambda: answer)
+        messages = self._messages(lane, lambda: answer)
         answer = exchange(messages, self._scratch[lane], parts, sizes)
         return messages
 

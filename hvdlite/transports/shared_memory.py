@@ -69,6 +69,12 @@ class SharedMemoryTransport:
                 return self._broadcast(array, root, lane)
         return self._mpi.start(request, lane)
 
+    is_wide = True
+
+    def set_wide(self, lane: int, wide: bool) -> None:
+        """For what goes through MPI."""
+        self._mpi.set_wide(lane, wide)
+
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """A vector in this rank's arena; ordinary memory when the arena is full."""
         wanted = numpy_dtype(dtype)
@@ -190,6 +196,8 @@ class SharedMemoryTransport:
 
 class _Steps:
     """A request under way: its next action runs when every rank has reached the barrier before it."""
+
+    moved = False
 
     def __init__(self, window: Any, counters: Sequence[Array], mine: Array, lane: int, actions: Iterator[None], answer: Callable[[], Any]):
         self._window, self._counters, self._mine = window, counters, mine

@@ -79,6 +79,7 @@ def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypat
 def test_large_requests_travel_as_messages_in_pieces(transport, size, monkeypatch):
     monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
     monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
+    transport.set_wide(0, False)
     requests = {"reduce": AllReduce(np.ones(48 * size)), "gather": AllGather((np.ones(50),)), "exchange": AllToAll([(np.ones(20),)] * size)}
     posted = {}
     for name, request in requests.items():
