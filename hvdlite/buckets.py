@@ -12,7 +12,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,18 +20,23 @@ from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .engine import Handle
 from .errors import HorovodInternalError
-from .operations import AllReduceOperation, Average, BroadcastOperation, ReduceOp
+from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, ReduceOp
 from .world import World
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What the layout must know of a parameter. ``group``: parameters of one group share a bucket of their own."""
+    """What the layout must know of a parameter.
+
+    ``group``: parameters of one group share a bucket of their own. ``carrier``: the local rank that takes it across the nodes, when it is
+    compressed and nodes make a difference. It never changes, since what the compressor remembers lies on that rank.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     group: int | None = None
+    carrier: int | None = None
 
     @property
     def num_elements(self) -> int:
@@ -63,7 +68,7 @@ def plan(parameters: Sequence[Parameter], compressor: Compressor | None, bucket_
     filled: Counter[tuple[object, ...]] = Counter()  # bytes
     for parameter in parameters:
         accepted = compressor is None or compressor.accepts(parameter.shape)
-        key = (parameter.dtype, accepted, parameter.group)
+        key = (parameter.dtype, accepted, parameter.group, parameter.carrier if accepted else None)
         open_buckets.setdefault(key, []).append(parameter)
         filled[key] += parameter.nbytes
         if accepted and parameter.group is None and filled[key] >= bucket_bytes:
@@ -110,6 +115,8 @@ class GradientBuckets:
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
+        if compressor is not None and not compressor.any_dtype and world.transport.num_carriers:
+            parameters = _shared_out(parameters, compressor, world.transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
@@ -196,13 +203,20 @@ class GradientBuckets:
             layout = [(p.name, p.shape) for p in bucket.plan.parameters]
             topology = self._world.topology
             bucket.operation = AllReduceOperation(
-                bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True
-            )
+                bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True,
+                carrier=self._carrier_of(bucket),
+            )  # fmt: skip
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
         size = self._world.topology.size
         self._world.metrics.dense_bytes += round(2 * (size - 1) / size * bucket.flat.nbytes)
         bucket.handle = self._world.engine.submit(bucket.operation)
+
+    def _carrier_of(self, bucket: _Bucket) -> Carrier | None:
+        chosen, topology = bucket.plan.parameters[0].carrier, self._world.topology
+        if chosen is None or not bucket.plan.compressed or not self._world.transport.holds(bucket.flat):
+            return None
+        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, topology.cross_size)
 
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []
@@ -234,6 +248,21 @@ class GradientBuckets:
         self._lay_out()
         for name, gradient in gradients.items():
             self.view(name)[...] = gradient
+
+
+def _shared_out(parameters: Sequence[Parameter], compressor: Compressor, num_carriers: int) -> list[Parameter]:
+    """Deal parameters to the carriers, each to the one with the fewest bytes so far, those of a group together; the others stay as they are."""
+    load = [0] * num_carriers
+    of_group: dict[int, int] = {}
+    dealt = []
+    for p in parameters:
+        if not compressor.accepts(p.shape) or p.dtype != "float32":
+            dealt.append(p)
+            continue
+        carrier = load.index(min(load)) if p.group is None else of_group.setdefault(p.group, load.index(min(load)))
+        load[carrier] += p.nbytes
+        dealt.append(replace(p, carrier=carrier))
+    return dealt
 
 
 def _padded(num_bytes: int) -> int:

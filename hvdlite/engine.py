@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ._promptness import make_prompt
-from .compression import Request
 from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
 from .negotiation import Agreement, Negotiator, Vote
 from .settings import Settings
 from .stalls import StallWatch
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
-from .transports import CONTROL, Pending, Transport
+from .transports import CONTROL, Pending, Transport, WireRequest
 
 IDLE_LOOK_SECONDS = 0.5
 """How often an idle thread looks for notes from other ranks."""
 
-Program: TypeAlias = Generator[Request, Any, Any]
+Program: TypeAlias = Generator[WireRequest, Any, Any]
 """What an operation does once agreed: yields requests, is sent the answers, returns the result."""
 
 
@@ -128,7 +127,7 @@ class _Running:
             self.finished, self.result = True, stop.value
         else:
             self._pending = self._transport.start(request, self._lane)
-            self._metrics.sent(request, self._transport.topology.size, control=self._lane == CONTROL)
+            self._metrics.sent(self._transport.sent_bytes(request), control=self._lane == CONTROL)
         if self._lane != CONTROL:
             self._metrics.codec_ms += (time.perf_counter() - start) * 1e3
 
@@ -328,7 +327,7 @@ class Engine:
         moved = False
         for lane, running in enumerate(self._active):
             if running is None and self._lanes[lane]:
-                running = self._begin(*self._lanes[lane].popleft(), lane)
+                running = self._begin(lane, *self._lanes[lane].popleft())
                 moved = True
             elif running is not None:
                 moved |= running.step()
@@ -338,7 +337,7 @@ class Engine:
             self._active[lane] = running
         return moved
 
-    def _begin(self, group: list[_Submission], wide: bool, lane: int) -> _Running:
+    def _begin(self, lane: int, group: list[_Submission], wide: bool) -> _Running:
         operation = group[0].operation
         self._transport.set_wide(lane, wide)
         self._last.write(operation.kind, group[0].name)

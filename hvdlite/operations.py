@@ -8,18 +8,19 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from .arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
-from .compression import AllGather, AllReduce, Broadcast, Bucket, Compressor
+from .compression import AllGather, AllReduce, Broadcast, Bucket, Compressor, Exchange, Sent
 from .compression._two_sided import Cast, two_sided
 from .engine import Program
 from .errors import SettingError
 from .negotiation import Signature, Vote
+from .transports import Across, NodeReduce, NodeShare
 
 _TOGETHER_BYTES = 4 << 20
 
@@ -58,6 +59,16 @@ class Operation:
         raise AssertionError(f"{self.kind} is never fused")
 
 
+@dataclass(frozen=True)
+class Carrier:
+    """Who carries a bucket across the nodes: on each the rank ``local_rank``; and how this rank stands to that."""
+
+    local_rank: int
+    is_here: bool
+    node: int
+    num_nodes: int
+
+
 @dataclass
 class AllReduceOperation(Operation):
     """Combine arrays over the ranks, in place: one tensor, a group that travels together, or a bucket of gradients.
@@ -65,6 +76,7 @@ class AllReduceOperation(Operation):
     ``layout`` names and shapes the parts of a bucket, whose ``arrays`` is one flat vector; elsewhere it follows from the arrays.
     ``missing`` names the parts for which this rank has no gradient (zeros stand in); the result says which were missing everywhere.
     ``resident``: the vector is the transport's own, the same one on every rank. ``all_finite``: whether it is, when somebody has looked.
+    ``carrier``: the ranks of a node are to be summed first, and only the sum is compressed.
     """
 
     name: str
@@ -79,6 +91,7 @@ class AllReduceOperation(Operation):
     missing: Collection[str] = ()
     resident: bool = False
     all_finite: bool | None = None
+    carrier: Carrier | None = None
     signature: bytes = field(init=False)
     nbytes: int = field(init=False)
     kind: ClassVar[str] = "allreduce"
@@ -98,8 +111,13 @@ class AllReduceOperation(Operation):
             op=self.op.name,
             prescale=self.prescale,
             postscale=self.postscale,
-            compression="none" if self.compressor is None else self.compressor.signature,
+            compression=self._how_compressed(),
         ).encode()
+
+    def _how_compressed(self) -> str:
+        if self.compressor is None:
+            return "none"
+        return self.compressor.signature + (f", from local rank {self.carrier.local_rank}" if self.carrier else "")
 
     def vote(self) -> Vote:
         """Only what is going to be encoded must be finite: plain sums carry NaN and infinity by themselves."""
@@ -187,13 +205,29 @@ class AllReduceOperation(Operation):
 
     def _compressed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor) -> Program:
         xp, dtype = ops(flat), dtype_name(flat)
+        if self.carrier is not None and dtype == "float32":
+            yield from self._carried(flat, layout, compressor, self.carrier)
+            return
         given = flat if compressor.any_dtype else xp.cast(flat, "float32")
         mean, _ = yield from compressor.exchange(Bucket.of(given, layout, self.rank, self.num_ranks))
         if mean is not flat:
             flat[...] = xp.cast(mean, dtype)
+        self._rescale(flat)
+
+    def _carried(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor, carrier: Carrier) -> Program:
+        """The ranks of a node add up in memory. One of them exchanges the sum with those of the other nodes, in units in which their mean is everybody's."""
+        yield NodeReduce(flat, carrier.local_rank, self.prescale == 1.0, carrier.num_nodes / self.num_ranks)
+        if carrier.is_here:
+            mean, _ = yield from _across(compressor.exchange(Bucket.of(flat, layout, carrier.node, carrier.num_nodes)))
+            if mean is not flat:
+                flat[...] = mean
+            self._rescale(flat)
+        yield NodeShare(flat, carrier.local_rank)
+
+    def _rescale(self, mean: Array) -> None:
         factor = self.postscale * (self.num_ranks if self.op is Sum else 1)
         if factor != 1.0:
-            _scale(flat, factor)
+            _scale(mean, factor)
 
 
 @dataclass
@@ -284,6 +318,18 @@ class BarrierOperation(Operation):
     def program(self, vote: Vote) -> Program:
         """Done as soon as it begins."""
         yield from ()
+
+
+def _across(exchange: Exchange) -> Generator[Across, Any, tuple[Array, Sent]]:
+    """An exchange among the carriers of the nodes."""
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as stop:
+            result: tuple[Array, Sent] = stop.value
+            return result
+        answer = yield Across(request)
 
 
 def check_arrays(name: str, arrays: Sequence[Array]) -> None:

@@ -30,8 +30,12 @@ class Settings:
 
     compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
     transport: str = setting(
-        "auto", "how ranks talk: auto, local (one process), mpi, or shared_memory (one machine)", choices=("auto", "local", "mpi", "shared_memory"), shared=True
+        "auto",
+        "how ranks talk: auto, local (one process), mpi, shared_memory (one machine), or hierarchical (several)",
+        choices=("auto", "local", "mpi", "shared_memory", "hierarchical"),
+        shared=True,
     )
+    ranks_per_node: str = setting("", "take ranks of one machine for several nodes, e.g. 2,1: to try what several do", shared=True)
     bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1, shared=True)
     fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0, shared=True)
     slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1, shared=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import settings as settings_module
 from .engine import Engine
@@ -19,6 +19,9 @@ from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
 from .transports import Topology, Transport
 from .version import VERSION
+
+if TYPE_CHECKING:
+    from .transports.mpi import MpiTransport
 
 LOG = logging.getLogger("hvdlite")
 
@@ -176,7 +179,7 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
         return LocalTransport()
     settings_module.quiet_mpi()
     shared = {"the version of hvdlite": VERSION, **settings_module.shared_values(settings)}
-    transport = mpi.MpiTransport(settings.slots, comm, shared)
+    transport = mpi.MpiTransport(settings.slots, comm, shared, _node_sizes(settings))
     settings_module.scrub_launcher_variables()
     if transport.topology.size == 1 and comm is None and promised is not None and promised[1] > 1:
         raise WorldSizeError(
@@ -188,19 +191,37 @@ def _make_transport(settings: Settings, comm: Any) -> Transport:
         transport.close()
         LOG.info("hvdlite: one process (size 1)")
         return LocalTransport()
-    if settings.transport == "mpi" or transport.topology.local_size < transport.topology.size:
-        return transport
-    from .transports import shared_memory
+    return transport if settings.transport == "mpi" else _through_memory(transport, settings)
 
-    arena_bytes = shared_memory.arena_bytes(transport)
-    if arena_bytes >= shared_memory.smallest_arena_bytes(settings.slots):
-        return shared_memory.SharedMemoryTransport(transport, settings.slots, arena_bytes)
-    if transport.topology.rank == 0:
-        LOG.warning(
-            "/dev/shm leaves %.0f MB a rank, and exchanging through memory takes %.0f MB; ranks exchange through MPI, which is slower; "
-            "give the machine more (docker run --shm-size=2g)", arena_bytes / 1e6, shared_memory.smallest_arena_bytes(settings.slots) / 1e6
-        )  # fmt: skip
-    return transport
+
+def _node_sizes(settings: Settings) -> list[int]:
+    try:
+        return [int(size) for size in settings.ranks_per_node.split(",") if size]
+    except ValueError:
+        raise SettingError(f"ranks_per_node={settings.ranks_per_node!r} is no list of numbers of ranks; e.g. 2,1 for three ranks is expected") from None
+
+
+def _through_memory(transport: MpiTransport, settings: Settings) -> Transport:
+    """Through the memory of each machine where it has several ranks, as far as there is enough of it."""
+    from .transports import hierarchical, shared_memory
+
+    topology, needed = transport.topology, shared_memory.smallest_arena_bytes(settings.slots)
+    if transport.smallest(-topology.local_size) == -1:  # no node has two
+        return transport
+
+    def node_bytes(node: MpiTransport) -> int:
+        found = shared_memory.arena_bytes(node)
+        if found < needed and node.topology.rank == 0:
+            LOG.warning(
+                "/dev/shm leaves %.0f MB a rank, and exchanging through memory takes %.0f MB; ranks exchange through MPI, which is slower; "
+                "give the machine more (docker run --shm-size=2g)", found / 1e6, needed / 1e6
+            )  # fmt: skip
+        return found if found >= needed else 0
+
+    if topology.local_size == topology.size:
+        arena_bytes = node_bytes(transport)
+        return shared_memory.SharedMemoryTransport(transport, settings.slots, arena_bytes) if arena_bytes else transport
+    return hierarchical.connect(transport, settings.slots, node_bytes) or transport
 
 
 def _configure_log(settings: Settings) -> None:

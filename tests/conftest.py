@@ -146,6 +146,14 @@ class ThreadTransport:
         self.is_wide = False
         self.wide_lanes: list[bool] = []  # as told before each operation
 
+    def sent_bytes(self, request: Any) -> int:
+        return request.sent_bytes(self.topology.size)
+
+    num_carriers = 0
+
+    def holds(self, array: Any) -> bool:
+        return False
+
     def set_wide(self, lane: int, wide: bool) -> None:
         self.wide_lanes.append(wide)
 

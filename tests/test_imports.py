@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "negotiation": {"arrays", "compression", "errors"},
     "stalls": {"errors", "settings", "transports"},
     "engine": {"_promptness", "compression", "errors", "negotiation", "settings", "stalls", "telemetry", "transports"},
-    "operations": {"arrays", "compression", "engine", "errors", "negotiation"},
+    "operations": {"arrays", "compression", "engine", "errors", "negotiation", "transports"},
     "world": {"version", "engine", "errors", "settings", "telemetry", "transports"},
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},

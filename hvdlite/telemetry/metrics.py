@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from ..compression import Request
-
 
 @dataclass
 class Metrics:
@@ -27,12 +25,12 @@ class Metrics:
     exposed_ms: float = 0.0
     """Time the training waited for communication: what the backward pass did not hide."""
 
-    def sent(self, request: Request, num_ranks: int, *, control: bool) -> None:
-        """Count a request."""
+    def sent(self, num_bytes: int, *, control: bool) -> None:
+        """Count what a request takes."""
         if control:
-            self.control_bytes += request.sent_bytes(num_ranks)
+            self.control_bytes += num_bytes
         else:
-            self.wire_bytes += request.sent_bytes(num_ranks)
+            self.wire_bytes += num_bytes
 
     @contextmanager
     def exposed(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ they are done. It belongs to the communication thread: nobody else calls it afte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ..arrays import Array
 from ..compression import Request
@@ -29,6 +29,47 @@ class Topology:
     is_homogeneous: bool = True
 
 
+@dataclass(frozen=True)
+class NodeReduce:
+    """Sum an array of the transport's own over the ranks of this node, times ``factor``. Answer: the array; in that of local rank ``owner`` lies the sum."""
+
+    array: Array
+    owner: int
+    settled: bool = False
+    factor: float = 1.0
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Nothing leaves the node."""
+        return 0
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """Copy an array of the transport's own from local rank ``owner`` to every rank of this node. Answer: the array."""
+
+    array: Array
+    owner: int
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Nothing leaves the node."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Across:
+    """A request among one rank of each node: those with this local rank, in the order of the nodes."""
+
+    request: Request
+
+    def sent_bytes(self, num_ranks: int) -> int:
+        """Those of the request, for so many nodes."""
+        return self.request.sent_bytes(num_ranks)
+
+
+WireRequest: TypeAlias = Request | NodeReduce | NodeShare | Across
+"""The last three are for transports that know nodes."""
+
+
 class Pending(Protocol):
     """A request under way."""
 
@@ -48,8 +89,18 @@ class Transport(Protocol):
 
     topology: Topology
 
-    def start(self, request: Request, lane: int) -> Pending:
+    def start(self, request: WireRequest, lane: int) -> Pending:
         """Begin a request. Its arrays must stay untouched until it is done; an :class:`AllReduce` or broadcast may fill its array in place."""
+
+    def sent_bytes(self, request: WireRequest) -> int:
+        """Bytes that this rank sends for a request."""
+
+    @property
+    def num_carriers(self) -> int:
+        """Ranks of each node that carry across the nodes, those of the lowest local ranks; 0 where nodes make no difference."""
+
+    def holds(self, array: Array) -> bool:
+        """Whether the array lies in memory that :meth:`allocate` gave and all ranks of the node see."""
 
     @property
     def is_wide(self) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..arrays import Array, numpy_dtype
-from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
-from ._base import Topology
+from ..compression import AllGather, AllReduce, AllToAll, Broadcast
+from ._base import Topology, WireRequest
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LocalTransport:
     def __init__(self) -> None:
         self.topology = Topology()
 
-    def start(self, request: Request, lane: int) -> _Done:
+    def start(self, request: WireRequest, lane: int) -> _Done:
         """Answer at once."""
         match request:
             case AllReduce(array, factor=factor):
@@ -43,11 +43,22 @@ class LocalTransport:
                 return _Done([arrays])
             case AllToAll(parts):
                 return _Done([parts[0]])
+        raise AssertionError(f"{type(request).__name__} is for ranks of a node")
+
+    def sent_bytes(self, request: WireRequest) -> int:
+        """None."""
+        return 0
 
     is_wide = True
 
     def set_wide(self, lane: int, wide: bool) -> None:
         """There is no connection."""
+
+    num_carriers = 0
+
+    def holds(self, array: Array) -> bool:
+        """There is no such memory."""
+        return False
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Ordinary memory."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, numpy_dtype, ops
-from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
+from ..compression import AllGather, AllReduce, AllToAll, Broadcast
 from ..errors import MissingDependencyError, SettingError
-from ._base import Pending, Topology
+from ._base import Pending, Topology, WireRequest
 from ._messages import WIDE_BYTES_PER_SECOND, Messages, Scratch, exchange, reduce
 from ._packing import packed
 
@@ -80,7 +80,7 @@ class _Pending:
 class MpiTransport:
     """Collectives over an MPI communicator."""
 
-    def __init__(self, num_lanes: int, comm: Any = None, shared: Mapping[str, Any] | None = None):
+    def __init__(self, num_lanes: int, comm: Any = None, shared: Mapping[str, Any] | None = None, ranks_per_node: Sequence[int] = ()):
         self._MPI = MPI = load_mpi()
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD, "band": MPI.BAND}
         world = self._MPI.COMM_WORLD if comm is None else comm
@@ -91,19 +91,31 @@ class MpiTransport:
         self._bytes_per_second = 0.0
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
+        self._comm = world
+        self.node_comm = self._find_node(world, ranks_per_node)
         self.topology = self._find_topology(world)
         self.library = self._MPI.Get_library_version().strip().split("\n")[0].rstrip("\x00")
 
+    def _find_node(self, world: Any, ranks_per_node: Sequence[int]) -> Any:
+        if not ranks_per_node:
+            return world.Split_type(self._MPI.COMM_TYPE_SHARED, key=world.rank)
+        if sum(ranks_per_node) != world.size:
+            raise SettingError(f"ranks_per_node names {sum(ranks_per_node)} ranks, and the job has {world.size}; name each once, e.g. 2,1 for three")
+        return world.Split(sum(world.rank >= end for end in accumulate(ranks_per_node)), world.rank)
+
+    def split(self, color: int | None) -> Any:
+        """A communicator of the ranks that pass the same number; nothing for those that pass None."""
+        return self._comm.Split(self._MPI.UNDEFINED if color is None else color, self._comm.rank)
+
     def _find_topology(self, world: Any) -> Topology:
-        node = world.Split_type(self._MPI.COMM_TYPE_SHARED, key=world.rank)
+        node = self.node_comm
         cross = world.Split(node.rank, key=world.rank)
         homogeneous = len(set(world.allgather(node.size))) == 1
         found = Topology(world.rank, world.size, node.rank, node.size, cross.rank, cross.size, homogeneous)
-        node.Free()
         cross.Free()
         return found
 
-    def start(self, request: Request, lane: int) -> Pending:
+    def start(self, request: WireRequest, lane: int) -> Pending:
         """Begin a request on a lane: what is large as messages of ours, the rest by the library's collectives."""
         comm = self._lanes[lane]
         match request:
@@ -128,6 +140,11 @@ class MpiTransport:
                 raw = ops(array).as_bytes(array)
                 requests = [comm.Ibcast([piece, self._MPI.BYTE], root=root) for piece in _pieces(raw)]
                 return _Pending(requests, lambda: array)
+        raise AssertionError(f"{type(request).__name__} is for a transport that knows nodes")
+
+    def sent_bytes(self, request: WireRequest) -> int:
+        """By the request's own account."""
+        return request.sent_bytes(self.topology.size)
 
     def _messages(self, lane: int, answer: Callable[[], Any]) -> Messages:
         return Messages(self._MPI, self._lanes[lane], self._wide_lanes[lane], answer, self._through)
@@ -167,6 +184,12 @@ class MpiTransport:
         count = received.shape[1]
         requests = [comm.Ialltoall([send, count, self._MPI.BYTE], [received, count, self._MPI.BYTE])]
         return _Pending(requests, lambda: [read(row) for row in received])
+
+    num_carriers = 0
+
+    def holds(self, array: Array) -> bool:
+        """There is no such memory."""
+        return False
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Ordinary memory."""

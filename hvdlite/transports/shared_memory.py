@@ -14,14 +14,14 @@ import math
 import mmap
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays import Array, numpy_dtype
-from ..compression import AllGather, AllReduce, AllToAll, Broadcast, Request
-from ._base import Pending
+from ..compression import AllGather, AllReduce, AllToAll, Broadcast
+from ._base import Pending, WireRequest
 from ._packing import packed
 from ._shares import combine, shares
 from .mpi import MpiTransport
@@ -51,16 +51,16 @@ class SharedMemoryTransport:
         self._found: dict[tuple[int, int, Any], list[Array]] = {}  # everyone's array, by the place, length and dtype of this rank's
         self._used = start + 2 * lanes * STAGING_BYTES
 
-    def start(self, request: Request, lane: int) -> Pending:
+    def start(self, request: WireRequest, lane: int) -> Pending:
         """Begin a request on a lane."""
         match request:
             case AllReduce(array, op, resident, settled, factor):
-                if resident and self._holds(array):
+                if resident and self.holds(array):
                     actions = self._reduce_in_place(array, op, settled, factor, lane)
                 else:
                     reduce = self._reduce_small if array.nbytes <= _SMALL_BYTES else self._reduce_staged
                     actions = reduce(array.reshape(-1), op, factor, lane)
-                return self._run(lane, actions, lambda: array)
+                return self.run(lane, actions, lambda: array)
             case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
                 return self._gather(arrays, sizes, lane)
             case AllToAll(parts) if sum(a.nbytes for a in parts[0]) * len(parts) <= STAGING_BYTES:
@@ -69,11 +69,16 @@ class SharedMemoryTransport:
                 return self._broadcast(array, root, lane)
         return self._mpi.start(request, lane)
 
+    num_carriers = 0
     is_wide = True
 
     def set_wide(self, lane: int, wide: bool) -> None:
         """For what goes through MPI."""
         self._mpi.set_wide(lane, wide)
+
+    def sent_bytes(self, request: WireRequest) -> int:
+        """As in a flat exchange, though it goes through memory."""
+        return request.sent_bytes(self.topology.size)
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """A vector in this rank's arena; ordinary memory when the arena is full."""
@@ -88,24 +93,28 @@ class SharedMemoryTransport:
 
     # --- requests as actions between barriers ---
 
-    def _run(self, lane: int, actions: Iterator[None], answer: Callable[[], Any]) -> _Steps:
+    def run(self, lane: int, actions: Iterator[Pending | None], answer: Callable[[], Any]) -> _Steps:
+        """Take the actions one after the other; what they yield is waited for, None is a barrier."""
         return _Steps(self._window, self._counters, self._counters[self.topology.rank], lane, actions, answer)
 
-    def _reduce_in_place(self, array: Array, op: str, settled: bool, factor: float, lane: int) -> Iterator[None]:
-        """At first each rank says where its array lies: ranks that have not allocated the same differ in that. Later all know it."""
+    def everyone(self, array: Array, settled: bool, lane: int) -> Generator[None, None, list[Array]]:
+        """The array in every rank's arena. At first each rank says where its own lies, since arenas may differ; later all know it."""
         known = (self._offset(array), array.nbytes, array.dtype)
         if known not in self._found or not settled:
             self._places[self.topology.rank][lane] = known[0]
             yield
             places = [int(theirs[lane]) for theirs in self._places]
             self._found[known] = [arena[place : place + array.nbytes].view(array.dtype) for arena, place in zip(self._arenas, places, strict=True)]
-        everyone = self._found[known]
+        return self._found[known]
+
+    def _reduce_in_place(self, array: Array, op: str, settled: bool, factor: float, lane: int) -> Iterator[None]:
+        everyone = yield from self.everyone(array, settled, lane)
         self._combine(everyone, op, factor, everyone)
         yield
 
     def _reduce_small(self, flat: Array, op: str, factor: float, lane: int) -> Iterator[None]:
         """Everybody combines everything: one barrier, not two."""
-        staging = [s[: flat.nbytes].view(flat.dtype) for s in self._next_staging(lane)]
+        staging = [s[: flat.nbytes].view(flat.dtype) for s in self.next_staging(lane)]
         staging[self.topology.rank][:] = flat
         yield
         combine(staging, op, factor, [flat])
@@ -114,7 +123,7 @@ class SharedMemoryTransport:
         step = STAGING_BYTES // flat.itemsize
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
-            staging = [s[: piece.nbytes].view(piece.dtype) for s in self._next_staging(lane)]
+            staging = [s[: piece.nbytes].view(piece.dtype) for s in self.next_staging(lane)]
             staging[self.topology.rank][:] = piece
             yield
             self._combine(staging, op, factor, [staging[self.topology.rank]])
@@ -123,7 +132,7 @@ class SharedMemoryTransport:
                 piece[share] = staging[rank][share]
 
     def _gather(self, arrays: Sequence[Array], sizes: Sequence[int] | None, lane: int) -> _Steps:
-        staging = self._next_staging(lane)
+        staging = self.next_staging(lane)
         raw, read = packed(arrays)
 
         def actions() -> Iterator[None]:
@@ -131,10 +140,10 @@ class SharedMemoryTransport:
             yield
 
         rows = [s[:n] for s, n in zip(staging, sizes or [raw.size] * len(staging), strict=True)]
-        return self._run(lane, actions(), lambda: [(row,) if sizes is not None else read(row) for row in rows])
+        return self.run(lane, actions(), lambda: [(row,) if sizes is not None else read(row) for row in rows])
 
     def _exchange(self, parts: Sequence[Sequence[Array]], lane: int) -> _Steps:
-        staging, rank = self._next_staging(lane), self.topology.rank
+        staging, rank = self.next_staging(lane), self.topology.rank
         written = [packed(part) for part in parts]
         size, read = written[0][0].size, written[0][1]
 
@@ -143,10 +152,10 @@ class SharedMemoryTransport:
                 staging[rank][number * size : (number + 1) * size] = raw
             yield
 
-        return self._run(lane, actions(), lambda: [read(s[rank * size : (rank + 1) * size]) for s in staging])
+        return self.run(lane, actions(), lambda: [read(s[rank * size : (rank + 1) * size]) for s in staging])
 
     def _broadcast(self, array: Array, root: int, lane: int) -> _Steps:
-        staging = self._next_staging(lane)[root]
+        staging = self.next_staging(lane)[root]
         raw = array.reshape(-1).view(np.uint8)
 
         def actions() -> Iterator[None]:
@@ -156,7 +165,7 @@ class SharedMemoryTransport:
             if self.topology.rank != root:
                 raw[:] = staging[: raw.size]
 
-        return self._run(lane, actions(), lambda: array)
+        return self.run(lane, actions(), lambda: array)
 
     def _combine(self, inputs: Sequence[Array], op: str, factor: float, outputs: Sequence[Array]) -> None:
         """Combine this rank's share of all inputs, and write it to that share of the outputs."""
@@ -165,7 +174,7 @@ class SharedMemoryTransport:
 
     # --- the arena ---
 
-    def _next_staging(self, lane: int) -> list[Array]:
+    def next_staging(self, lane: int) -> list[Array]:
         """The two buffers of a lane take turns: when one comes round again, everybody has passed a barrier after reading it."""
         self._turn[lane] ^= 1
         return self._staging[lane][self._turn[lane]]
@@ -174,7 +183,8 @@ class SharedMemoryTransport:
         """How far from the beginning of this rank's arena the array lies."""
         return int(array.ctypes.data - self._arenas[self.topology.rank].ctypes.data)
 
-    def _holds(self, array: Array) -> bool:
+    def holds(self, array: Array) -> bool:
+        """Whether the array lies in this rank's arena."""
         return bool(0 <= self._offset(array) < self._arenas[0].size)
 
     def post(self, rank: int, note: bytes) -> None:
@@ -195,30 +205,39 @@ class SharedMemoryTransport:
 
 
 class _Steps:
-    """A request under way: its next action runs when every rank has reached the barrier before it."""
+    """A request under way: its next action runs when every rank has reached the barrier before it, or when what it waits for is done."""
 
-    moved = False
-
-    def __init__(self, window: Any, counters: Sequence[Array], mine: Array, lane: int, actions: Iterator[None], answer: Callable[[], Any]):
+    def __init__(self, window: Any, counters: Sequence[Array], mine: Array, lane: int, actions: Iterator[Pending | None], answer: Callable[[], Any]):
         self._window, self._counters, self._mine = window, counters, mine
         self._lane, self._actions, self.answer = lane, actions, answer
         self._waiting = True
+        self._awaited: Pending | None = None
+        self.moved = False
         self._advance()
 
     def done(self) -> bool:
         """Run what can run."""
         while self._waiting:
-            target = self._mine[self._lane]
-            if any(c[self._lane] < target for c in self._counters):
-                return False
-            self._window.Sync()  # what the others wrote before their barrier is visible from here on
+            if self._awaited is not None:
+                if not self._awaited.done():
+                    self.moved = self._awaited.moved
+                    return False
+            else:
+                self.moved = False
+                target = self._mine[self._lane]
+                if any(c[self._lane] < target for c in self._counters):
+                    return False
+                self._window.Sync()  # what the others wrote before their barrier is visible from here on
             self._advance()
         return True
 
     def _advance(self) -> None:
-        if next(self._actions, self) is self:
+        awaited = next(self._actions, self)
+        if awaited is self:
             self._waiting = False
-        else:
+            return
+        self._awaited = awaited
+        if awaited is None:
             self._window.Sync()
             self._mine[self._lane] += 1  # reached the next barrier
 
