@@ -216,7 +216,7 @@ class GradientBuckets:
         chosen, topology = bucket.plan.parameters[0].carrier, self._world.topology
         if chosen is None or not bucket.plan.compressed or not self._world.transport.holds(bucket.flat):
             return None
-        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, topology.cross_size)
+        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, self._world.transport.num_nodes)
 
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []

@@ -149,7 +149,7 @@ class ThreadTransport:
     def sent_bytes(self, request: Any) -> int:
         return request.sent_bytes(self.topology.size)
 
-    num_carriers = 0
+    num_carriers, num_nodes = 0, 1
 
     def holds(self, array: Any) -> bool:
         return False

@@ -99,6 +99,10 @@ class Transport(Protocol):
     def num_carriers(self) -> int:
         """Ranks of each node that carry across the nodes, those of the lowest local ranks; 0 where nodes make no difference."""
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the job, of whatever size; 1 where they make no difference."""
+
     def holds(self, array: Array) -> bool:
         """Whether the array lies in memory that :meth:`allocate` gave and all ranks of the node see."""
 

@@ -54,7 +54,7 @@ class LocalTransport:
     def set_wide(self, lane: int, wide: bool) -> None:
         """There is no connection."""
 
-    num_carriers = 0
+    num_carriers, num_nodes = 0, 1
 
     def holds(self, array: Array) -> bool:
         """There is no such memory."""

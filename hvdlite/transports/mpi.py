@@ -185,7 +185,7 @@ class MpiTransport:
         requests = [comm.Ialltoall([send, count, self._MPI.BYTE], [received, count, self._MPI.BYTE])]
         return _Pending(requests, lambda: [read(row) for row in received])
 
-    num_carriers = 0
+    num_carriers, num_nodes = 0, 1
 
     def holds(self, array: Array) -> bool:
         """There is no such memory."""

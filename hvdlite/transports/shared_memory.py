@@ -69,7 +69,7 @@ class SharedMemoryTransport:
                 return self._broadcast(array, root, lane)
         return self._mpi.start(request, lane)
 
-    num_carriers = 0
+    num_carriers, num_nodes = 0, 1
     is_wide = True
 
     def set_wide(self, lane: int, wide: bool) -> None:

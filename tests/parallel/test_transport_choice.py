@@ -48,7 +48,7 @@ def test_memory_by_default_and_gradients_lie_in_it(fresh_world, monkeypatch):
     if hvd.size() > 1:
         assert kind() == "SharedMemoryTransport"
         buckets = hvd.GradientBuckets(hvd.world(), "choice", [hvd.Parameter("w", (1000,), "float32")], None)
-        assert hvd.world().transport._holds(buckets.view("w"))
+        assert hvd.world().transport.holds(buckets.view("w"))
 
 
 def test_ranks_that_are_set_up_differently_are_refused(rank, size, fresh_world, monkeypatch):
