@@ -36,6 +36,7 @@ class World:
     metrics: Metrics
     pid: int = field(default_factory=os.getpid)
     counters: dict[str, int] = field(default_factory=dict)
+    remarked: set[str] = field(default_factory=set)
 
     @property
     def topology(self) -> Topology:
@@ -56,6 +57,16 @@ class World:
         except BaseException:
             self.counters[kind] = before
             raise
+
+    def remark_on(self, compression: str) -> None:
+        """Say once when compressing cannot pay: on one machine, where memory moves gradients faster than any codec encodes them."""
+        topology = self.topology
+        if compression != "none" and topology.size > 1 and topology.local_size == topology.size and topology.rank == 0 and compression not in self.remarked:
+            self.remarked.add(compression)
+            LOG.info(
+                "compression=%s: all %d ranks are on this machine, where memory moves gradients faster than they can be compressed; 'none' is usually faster here",
+                compression, topology.size,
+            )  # fmt: skip
 
 
 _world: World | None = None

@@ -241,6 +241,7 @@ def DistributedOptimizer(
     compressor = Compression.resolve(compression)
     if compressor is not None:
         compressor.check({name: tuple(p.shape) for name, p in named if p.requires_grad})
+        hvdlite.world().remark_on(compressor.spec)
     options = Options(
         given=given,
         compression=compression,

@@ -1,5 +1,7 @@
 """Several nodes: ranks of one machine that are told to take themselves for several add up in memory and cross the rest once a node."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -150,3 +152,14 @@ def test_sizes_that_do_not_add_up_are_refused(size, monkeypatch):
     finally:
         monkeypatch.undo()
         hvd.init()
+
+
+def test_compressing_what_stays_on_one_machine_is_remarked_on_once(nodes, rank, size, caplog):
+    model = torch.nn.Linear(64, 64)
+    logging.getLogger("hvdlite").propagate = True
+    with caplog.at_level("INFO", "hvdlite"):
+        for spec in ("fp16", "fp16", "none"):
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), compression=spec)
+    remarks = [r.message for r in caplog.records if r.message.startswith("compression=")]
+    assert len(remarks) == (rank == 0 and size > 1 and len(nodes) == 1)
+    assert all(f"compression=fp16: all {size} ranks are on this machine" in r for r in remarks)
