@@ -377,27 +377,39 @@ static int largest(const uint32_t *word, Py_ssize_t n, Py_ssize_t k, int32_t *in
 
 enum { TILE = 4096 };
 
-/* A tile is summed apart and then written to every output, so an output may be one of the shares. */
+/* Of two, entry by entry: the output may be one of them. (a + b) * 1 is a + b to the last bit. */
+INLINE void sum_of_two(const float *a, const float *b, float factor, float *into, Py_ssize_t n) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+    for (Py_ssize_t i = 0; i < n; i++)
+        into[i] = (a[i] + b[i]) * factor;
+}
+
+INLINE void sum_of_many(const float *const *shares, Py_ssize_t count, Py_ssize_t start, float factor, float *restrict into, Py_ssize_t n) {
+    memcpy(into, shares[0] + start, (size_t)n * sizeof *into);
+    for (Py_ssize_t s = 1; s < count; s++) {
+        const float *share = shares[s] + start;
+        for (Py_ssize_t i = 0; i < n; i++)
+            into[i] += share[i];
+    }
+    if (factor != 1.0f)
+        for (Py_ssize_t i = 0; i < n; i++)
+            into[i] *= factor;
+}
+
+/* A tile is read from every share before it is written to any other output, so an output may be one of the shares. */
 CLONES static void sum_of(const float *const *shares, Py_ssize_t count, float factor, float *const *outs, Py_ssize_t out_count, Py_ssize_t n) {
-    float total[TILE];
+    float apart[TILE];
     for (Py_ssize_t start = 0; start < n; start += TILE) {
-        Py_ssize_t stop = at_most(n - start, TILE);
-        const float *first = shares[0] + start, *second = shares[count > 1] + start;
-        if (count > 1)
-            for (Py_ssize_t i = 0; i < stop; i++)
-                total[i] = first[i] + second[i];
+        Py_ssize_t length = at_most(n - start, TILE);
+        float *total = count == 2 ? outs[0] + start : apart;
+        if (count == 2)
+            sum_of_two(shares[0] + start, shares[1] + start, factor, total, length);
         else
-            memcpy(total, first, (size_t)stop * sizeof *total);
-        for (Py_ssize_t s = 2; s < count; s++) {
-            const float *share = shares[s] + start;
-            for (Py_ssize_t i = 0; i < stop; i++)
-                total[i] += share[i];
-        }
-        if (factor != 1.0f)
-            for (Py_ssize_t i = 0; i < stop; i++)
-                total[i] *= factor;
-        for (Py_ssize_t o = 0; o < out_count; o++)
-            memcpy(outs[o] + start, total, (size_t)stop * sizeof *total);
+            sum_of_many(shares, count, start, factor, total, length);
+        for (Py_ssize_t o = count == 2; o < out_count; o++)
+            memcpy(outs[o] + start, total, (size_t)length * sizeof *total);
     }
 }
 
