@@ -176,6 +176,9 @@ class Compressor(ABC):
     """Takes buckets of any dtype; the others are given float32."""
     collective: ClassVar[Literal["allreduce", "two-sided", "allgather"]] = "allreduce"
     """How its bytes grow: allreduce and two-sided stay constant in the number of ranks, allgather grows with it."""
+    depends_on_bucket: ClassVar[bool] = True
+    """The result for a parameter depends on what else is in its bucket. False promises the same bits in any, on numpy arrays (a test holds
+    it): then the size of buckets may be chosen by measurement."""
 
     @abstractmethod
     def exchange(self, bucket: Bucket) -> Exchange:

@@ -32,6 +32,11 @@ class ErrorFeedback(Compressor):
     _unsubtracted: dict[_Key, Lasting] = field(default_factory=dict, init=False, repr=False)  # these flats still hold what was given
     _to_flush: set[str] = field(default_factory=set, init=False, repr=False)
 
+    @property
+    def depends_on_bucket(self) -> bool:  # type: ignore[override]
+        """As the inner compressor's: a residual is kept entry by entry."""
+        return self.inner.depends_on_bucket
+
     def exchange(self, bucket: Bucket) -> Exchange:
         """Exchange ``gradient + residual`` through the inner compressor, and keep what it did not send."""
         given = self._given(bucket)

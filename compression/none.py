@@ -21,6 +21,7 @@ class NoCompression(Compressor):
     """
 
     any_dtype: ClassVar[bool] = True
+    depends_on_bucket: ClassVar[bool] = False
 
     def exchange(self, bucket: Bucket) -> Exchange:
         """One allreduce, or for narrow types one exchange and one gather."""

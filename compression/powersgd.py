@@ -28,6 +28,7 @@ class PowerSGD(Compressor):
     """
 
     biased: ClassVar[bool] = True
+    depends_on_bucket: ClassVar[bool] = False
 
     rank: int = 4  # columns of P and of Q
     min_compression_rate: float = 2.0  # a matrix that would not shrink by more than this travels dense

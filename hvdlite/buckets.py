@@ -8,20 +8,26 @@ wire starts while the backward pass goes on.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import numpy as np
 
 from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
-from .engine import Handle
+from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
-from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, ReduceOp
+from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp
+from .settings import env_name
+from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
+
+LOG = logging.getLogger("hvdlite")
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,10 @@ class GradientBuckets:
         if compressor is not None and not compressor.any_dtype and world.transport.num_carriers:
             parameters = _shared_out(parameters, compressor, world.transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
+        self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
+        self._tuner: Tuner | None = None
+        self._has_stepped = False
+        self._step_began: float | None = None  # None: unknown, or of no interest
         self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
 
@@ -189,10 +199,12 @@ class GradientBuckets:
             bucket.ready.clear()
             bucket.all_finite = True
         if failures:
+            self._step_began = None
             raise failures[0]
         if self._observed is not None:
             self._adopt_order(self._observed)
             self._observed = None
+        self._measure()
         return absent
 
     def _submit(self, bucket: _Bucket) -> None:
@@ -222,13 +234,17 @@ class GradientBuckets:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[str, _Bucket] = {}
         start = 0
-        for number, bucket_plan in enumerate(plan(list(self._parameters.values()), self.compressor, self._world.settings.bucket_bytes)):
+        for number, bucket_plan in enumerate(self._plan(self._in_use.bucket_bytes)):
             size = sum(p.nbytes for p in bucket_plan.parameters)
             flat = self._memory[start : start + size].view(numpy_dtype(bucket_plan.parameters[0].dtype))
             start += _padded(size)
             bucket = _Bucket(f"{self._name}.bucket.{number}", bucket_plan, flat, _views(flat, bucket_plan.parameters))
             self._buckets.append(bucket)
             self._bucket_of |= dict.fromkeys(bucket.views, bucket)
+        self._world.metrics.bucket_bytes = self._in_use.bucket_bytes
+
+    def _plan(self, bucket_bytes: int) -> list[BucketPlan]:
+        return plan(list(self._parameters.values()), self.compressor, bucket_bytes)
 
     def _adopt_order(self, observed: Iterable[str]) -> None:
         """Lay out anew in rank 0's order; what never became ready there keeps its place at the end."""
@@ -240,14 +256,77 @@ class GradientBuckets:
         self._reorder([names[i] for i in permutation])
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Lay out anew in the same memory; gradients keep their values."""
-        if list(order) == list(self._parameters):
-            return
+        """Lie in this order."""
+        if list(order) != list(self._parameters):
+            self._lay_out_anew(order)
+
+    def _lay_out_anew(self, order: Sequence[str]) -> None:
+        """In the same memory; gradients keep their values."""
         gradients = {name: self.view(name).copy() for name in order}
         self._parameters = {name: self._parameters[name] for name in order}
         self._lay_out()
         for name, gradient in gradients.items():
             self.view(name)[...] = gradient
+
+    # --- what is chosen by measurement; every rank comes here after the same steps ---
+
+    def _measure(self) -> None:
+        """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._tuner = self._make_tuner()
+        elif self._tuner is not None and self._tuner.step(None if self._step_began is None else perf_counter() - self._step_began):
+            self._follow(self._tuner)
+        self._step_began = None if self._tuner is None else perf_counter()
+
+    def _make_tuner(self) -> Tuner | None:
+        """None where there is nothing to choose."""
+        knobs, default = self._world.settings, self._in_use
+        if self._world.topology.size == 1:
+            return None
+        sizes = BUCKET_BYTES if not knobs.bucket_bytes and self._may_deal_anew else (default.bucket_bytes,)
+        slots = [default.num_slots] if knobs.slots_in_use else [knobs.slots, *(s for s in SLOTS if s < knobs.slots)]
+        found = candidates(default, sizes, slots, self._plan)
+        if len({c.num_slots for c in found}) > 1 and not self._ask_for_slots(default.num_slots):  # another optimizer chooses them
+            found = candidates(default, sizes, [default.num_slots], self._plan)
+        return Tuner(found) if len(found) > 1 else None
+
+    @property
+    def _may_deal_anew(self) -> bool:
+        """Whether gradients are the same, bit for bit, in whatever buckets they travel: they must not depend on the time something took.
+
+        Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order.
+        """
+        world = self._world
+        in_order = world.topology.size == 2 or (world.transport.holds(self._memory) and not world.transport.num_carriers)
+        return in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
+
+    def _follow(self, tuner: Tuner) -> None:
+        if tuner.is_through:
+            seconds, topology = np.array(tuner.medians()), self._world.topology
+            self._world.engine.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
+            tuner.conclude(seconds.tolist())
+        before, self._in_use = self._in_use, tuner.current
+        if self._in_use.num_slots != before.num_slots:
+            self._ask_for_slots(self._in_use.num_slots)
+        if self._in_use.bucket_bytes != before.bucket_bytes:
+            self._lay_out_anew(list(self._parameters))
+        if tuner.decision is not None:
+            self._tuner = None
+            if self._world.topology.rank == 0:
+                LOG.info(_in_words(tuner.decision))
+
+    def _ask_for_slots(self, num_slots: int) -> bool:
+        """Have so many in use from now on; whether it is this optimizer that chooses."""
+        return bool(self._world.engine.submit(UseSlots(f"{self._name}.slots", num_slots)).wait())
+
+
+def _in_words(decision: Decision) -> str:
+    size, slots = decision.chosen.bucket_bytes, decision.chosen.num_slots
+    return (
+        f"bucket_bytes={size}, {slots} slots in use: {decision.seconds * 1e3:.1f} ms a step (default {decision.default_seconds * 1e3:.1f}); "
+        f"fix it with {env_name('bucket_bytes')}={size} {env_name('slots_in_use')}={slots}"
+    )
 
 
 def _shared_out(parameters: Sequence[Parameter], compressor: Compressor, num_carriers: int) -> list[Parameter]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ._promptness import make_prompt
 from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
-from .negotiation import Agreement, Negotiator, Vote
+from .negotiation import Agreement, Negotiator, Signature, Vote
 from .settings import Settings
 from .stalls import StallWatch
 from .telemetry.last import LastCollective
@@ -80,6 +80,42 @@ class Handle:
         """Break the promise."""
         self._error = error
         self._event.set()
+
+
+@dataclass
+class UseSlots:
+    """Sends nothing: from its place in the agreed order on, every rank deals operations to so many lanes.
+
+    Operations of other threads may be in flight: those that were dealt stay where they are. Whoever asks first may ask again; the others
+    change nothing. The result says who may.
+    """
+
+    name: str
+    num_slots: int
+    is_granted: bool = False
+    nbytes: int = 0
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "slots"
+
+    def __post_init__(self) -> None:
+        self.signature = Signature(name=self.name, kind=self.kind, op=str(self.num_slots)).encode()
+
+    def vote(self) -> Vote:
+        """Nothing can speak against it."""
+        return Vote.ALL
+
+    def fusion_key(self) -> Hashable | None:
+        """It keeps its place."""
+        return None
+
+    def fused(self, operations: Sequence[Any]) -> Program:
+        """Never."""
+        raise AssertionError("slots are never fused")
+
+    def program(self, vote: Vote) -> Program:
+        """It was done when it was dealt."""
+        yield from ()
+        return self.is_granted
 
 
 @dataclass
@@ -148,6 +184,8 @@ class Engine:
         self._lanes: list[deque[Any]] = [deque() for _ in range(settings.slots)]
         self._active: list[_Running | None] = [None] * settings.slots
         self._next_lane = 0
+        self._slots_owner: str | None = None
+        self._use_slots(settings.slots_in_use or settings.slots)
         self._wide = False  # as agreed last
         self._wake = threading.Event()
         self._leave = False
@@ -320,8 +358,18 @@ class Engine:
             self._deal(group)
 
     def _deal(self, group: list[_Submission]) -> None:
+        operation = group[0].operation
+        if isinstance(operation, UseSlots) and self._slots_owner in (None, operation.name):
+            self._slots_owner, operation.is_granted = operation.name, True
+            self._use_slots(operation.num_slots)
         self._lanes[self._next_lane].append((group, self._wide))
-        self._next_lane = (self._next_lane + 1) % len(self._lanes)
+        self._next_lane = (self._next_lane + 1) % self._slots_in_use
+
+    def _use_slots(self, num_slots: int) -> None:
+        """Deal to so many lanes, from the first one on. Lanes keep what they have."""
+        assert 0 < num_slots <= len(self._lanes)
+        self._slots_in_use, self._next_lane = num_slots, 0
+        self._metrics.slots = num_slots
 
     def _advance(self) -> bool:
         moved = False

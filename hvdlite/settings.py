@@ -36,9 +36,10 @@ class Settings:
         shared=True,
     )
     ranks_per_node: str = setting("", "take ranks of one machine for several nodes, e.g. 2,1: to try what several do", shared=True)
-    bucket_bytes: int = setting(4 << 20, "gradients are sent in buckets of about this size", at_least=1, shared=True)
+    bucket_bytes: int = setting(0, "gradients are sent in buckets of about this size; 0: the size that makes the first steps fastest", at_least=0, shared=True)
     fusion_threshold_bytes: int = setting(32 << 20, "free-standing tensors are fused up to this size", at_least=0, shared=True)
     slots: int = setting(4, "exchanges in flight at once, each on a communicator of its own", at_least=1, shared=True)
+    slots_in_use: int = setting(0, "use only so many of the slots; 0: as many as make the first steps fastest", at_least=0, shared=True)
     cache_capacity: int = setting(4096, "tensor names whose details ranks remember", at_least=8, shared=True)
     poll_min_us: int = setting(20, "shortest pause between two looks at a message in flight", at_least=1)
     poll_max_us: int = setting(200, "longest such pause while data is moving", at_least=1)
@@ -56,7 +57,12 @@ class Settings:
             SettingError: a value is of the wrong kind, out of range, or no known choice.
         """
         environ = os.environ if environ is None else environ
-        return cls(**{f.name: parse(f.name, environ[env_name(f.name)]) for f in fields() if environ.get(env_name(f.name), "")})
+        found = cls(**{f.name: parse(f.name, environ[env_name(f.name)]) for f in fields() if environ.get(env_name(f.name), "")})
+        if found.slots_in_use > found.slots:
+            raise SettingError(
+                f"{env_name('slots_in_use')}={found.slots_in_use} is too large; there are {env_name('slots')}={found.slots}; use fewer, or make more"
+            )
+        return found
 
 
 def shared_values(settings: Settings) -> dict[str, Any]:

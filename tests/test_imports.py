@@ -13,7 +13,7 @@ FILES = sorted(p for folder in ("hvdlite", "compression") for p in (ROOT / folde
 LIBRARIES = {"numpy", "ml_dtypes", "msgspec", "click", "psutil", "tqdm"}
 
 # layer (a module or folder of hvdlite) -> the layers it may import; its own it always may
-CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "world", "buckets"}
+CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "tuning", "world", "buckets"}
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "engine": {"_promptness", "compression", "errors", "negotiation", "settings", "stalls", "telemetry", "transports"},
     "operations": {"arrays", "compression", "engine", "errors", "negotiation", "transports"},
     "world": {"version", "engine", "errors", "settings", "telemetry", "transports"},
-    "buckets": {"arrays", "compression", "engine", "errors", "operations", "world"},
+    "tuning": set(),
+    "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "api": CORE | {"collectives"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py

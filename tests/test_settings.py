@@ -8,7 +8,7 @@ from hvdlite.cli.run import command as run_command
 from hvdlite.errors import SettingError
 from hvdlite.settings import Settings
 
-OTHER = {"compression": "fp16", "transport": "mpi", "check_parameters": "warn", "kernels": "off", "log_level": "DEBUG"}
+OTHER = {"compression": "fp16", "transport": "mpi", "ranks_per_node": "2,1", "check_parameters": "warn", "kernels": "off", "log_level": "DEBUG"}
 NAMES = [f.name for f in settings.fields()]
 
 
@@ -57,6 +57,12 @@ def test_bad_values_are_explained(variable, value, reason):
     with pytest.raises(SettingError, match=reason) as caught:
         Settings.from_environ({variable: value})
     assert variable in str(caught.value)
+
+
+def test_no_more_slots_are_in_use_than_there_are():
+    assert Settings.from_environ({"HVDLITE_SLOTS": "6", "HVDLITE_SLOTS_IN_USE": "6"}).slots_in_use == 6
+    with pytest.raises(SettingError, match="HVDLITE_SLOTS_IN_USE=5 is too large; there are HVDLITE_SLOTS=4; use fewer, or make more"):
+        Settings.from_environ({"HVDLITE_SLOTS_IN_USE": "5"})
 
 
 def test_choices_ignore_case():

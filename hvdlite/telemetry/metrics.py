@@ -1,4 +1,4 @@
-"""Counters of one rank: what was sent, what it cost, what the training waited for."""
+"""Counters of one rank: what was sent, what it cost, what the training waited for; and the settings in use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Metrics:
-    """Sums since :func:`hvdlite.init`. The communication thread writes all but the waits, which are the main thread's."""
+    """Sums since :func:`hvdlite.init`, and what was chosen. The communication thread writes all but the waits and buckets, which are the main thread's."""
 
     wire_bytes: int = 0
     """Payload bytes this rank sent, indices and scales included, negotiation excluded."""
@@ -24,6 +24,10 @@ class Metrics:
     """Time in encoding, decoding and starting messages, on the communication thread."""
     exposed_ms: float = 0.0
     """Time the training waited for communication: what the backward pass did not hide."""
+    bucket_bytes: int = 0
+    """Size of the buckets in use, those laid out last."""
+    slots: int = 0
+    """Exchanges in flight at once, at most."""
 
     def sent(self, num_bytes: int, *, control: bool) -> None:
         """Count what a request takes."""

@@ -208,6 +208,35 @@ def test_a_resumed_run_is_the_uninterrupted_one_also_in_other_buckets(name, regr
     assert steps(resumed, regrouped, [4, 5]) == steps(uninterrupted, regrouped, [4, 5])
 
 
+@every_compressor
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_who_claims_not_to_depend_on_the_bucket_gives_the_same_bits_in_any(name, feedback, ranks, play):
+    """The same parameters in one bucket, in several, and in others every step, with what is remembered."""
+    dealings = [[LAYERS], [[layer] for layer in LAYERS], [LAYERS[3:], LAYERS[:3]], [LAYERS[1::2], LAYERS[::2]]]
+
+    def steps(dealing_of) -> list[bytes]:
+        compressors, results = [load(name, feedback=feedback) for _ in range(ranks)], []
+        for step in range(5):
+            flats, means = gradients(ranks, step), {}
+            for group in dealing_of(step):
+                mean = play(compressors, [_part(flat, group) for flat in flats], group).mean
+                means |= {tensor.name: tensor.array.tobytes() for tensor in Bucket.of(mean, group, 0, 1).tensors}
+            results += [means[layer] for layer, _ in LAYERS]
+        states = [{key: {q: a.tobytes() for q, a in quantities.items()} for key, quantities in sorted(c.state_dict().items())} for c in compressors]
+        return [*results, repr(states).encode()]
+
+    if load(name, feedback=feedback).depends_on_bucket:
+        return  # it claims nothing
+    together = steps(lambda step: dealings[0])
+    assert steps(lambda step: dealings[1]) == together
+    assert steps(lambda step: dealings[step % len(dealings)]) == together
+
+
+def test_the_compressors_whose_buckets_may_be_chosen_by_measurement():
+    assert {name for name in names() if not load(name).depends_on_bucket} == {"none", "powersgd"}
+
+
 def _part(flat: np.ndarray, group: list[tuple[str, tuple[int, ...]]]) -> np.ndarray:
     """Those layers of the whole gradient, in that order."""
     whole = {tensor.name: tensor.array.reshape(-1) for tensor in Bucket.of(flat, LAYERS, 0, 1).tensors}

@@ -33,4 +33,6 @@ def test_a_snapshot_does_not_change_any_more():
         "negotiation_rounds",
         "codec_ms",
         "exposed_ms",
+        "bucket_bytes",
+        "slots",
     }
