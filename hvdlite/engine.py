@@ -187,6 +187,7 @@ class Engine:
         self._slots_owner: str | None = None
         self._use_slots(settings.slots_in_use or settings.slots)
         self._wide = False  # as agreed last
+        self._num_dealt = 0
         self._wake = threading.Event()
         self._leave = False
         self._left: frozenset[int] = frozenset()
@@ -362,7 +363,8 @@ class Engine:
         if isinstance(operation, UseSlots) and self._slots_owner in (None, operation.name):
             self._slots_owner, operation.is_granted = operation.name, True
             self._use_slots(operation.num_slots)
-        self._lanes[self._next_lane].append((group, self._wide))
+        self._lanes[self._next_lane].append((group, self._wide, self._num_dealt))
+        self._num_dealt += 1
         self._next_lane = (self._next_lane + 1) % self._slots_in_use
 
     def _use_slots(self, num_slots: int) -> None:
@@ -385,9 +387,9 @@ class Engine:
             self._active[lane] = running
         return moved
 
-    def _begin(self, lane: int, group: list[_Submission], wide: bool) -> _Running:
+    def _begin(self, lane: int, group: list[_Submission], wide: bool, turn: int) -> _Running:
         operation = group[0].operation
-        self._transport.set_wide(lane, wide)
+        self._transport.prepare(lane, wide, turn)
         self._last.write(operation.kind, group[0].name)
         program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].vote)
         return _Running(program, self._transport, lane, self._metrics, group)

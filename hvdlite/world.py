@@ -64,7 +64,7 @@ class World:
         if compression != "none" and topology.size > 1 and topology.local_size == topology.size and topology.rank == 0 and compression not in self.remarked:
             self.remarked.add(compression)
             LOG.info(
-                "compression=%s: all %d ranks are on this machine, where memory moves gradients faster than they can be compressed; 'none' is usually faster here",
+                "compression=%s: all %d ranks are on this machine, where memory moves gradients faster than codecs encode them; 'none' is usually faster here",
                 compression, topology.size,
             )  # fmt: skip
 

@@ -144,7 +144,7 @@ class ThreadTransport:
         self.lanes: list[int] = []
         self._count: dict[int, int] = defaultdict(int)
         self.is_wide = False
-        self.wide_lanes: list[bool] = []  # as told before each operation
+        self.prepared: list[tuple[bool, int]] = []  # before each operation
 
     def sent_bytes(self, request: Any) -> int:
         return request.sent_bytes(self.topology.size)
@@ -154,8 +154,8 @@ class ThreadTransport:
     def holds(self, array: Any) -> bool:
         return False
 
-    def set_wide(self, lane: int, wide: bool) -> None:
-        self.wide_lanes.append(wide)
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
+        self.prepared.append((wide, turn))
 
     def start(self, request: Any, lane: int) -> ThreadPending:
         self.calls += 1

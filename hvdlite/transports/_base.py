@@ -110,8 +110,8 @@ class Transport(Protocol):
     def is_wide(self) -> bool:
         """Whether this rank's connection to the others is so fast that large messages are a matter of milliseconds."""
 
-    def set_wide(self, lane: int, wide: bool) -> None:
-        """What the ranks agreed on, for the next requests of a lane: whether all connections are wide."""
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
+        """What the ranks agreed on for the next requests of a lane: whether all connections are wide, and the operation's number in the agreed order."""
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Memory for a bucket, where this transport likes it best."""

@@ -64,8 +64,13 @@ class Messages:
     Messages between two ranks arrive in the order in which they were sent, so only the first stage of a queue is looked at.
     """
 
-    def __init__(self, MPI: Any, comm: Any, wide: bool, answer: Callable[[], Any], through: Callable[[float], None]):
+    def __init__(self, MPI: Any, comm: Any, wide: bool, queue: SendQueue, turn: int, answer: Callable[[], Any], through: Callable[[float], None]):
         self._MPI, self._comm, self.answer, self._through = MPI, comm, answer, through
+        self._sending, self.turn = queue, turn
+        self._unbegun: list[Callable[[], None]] = []
+        self.num_unsent = 0
+        """Pieces that are still to be sent, and hold back those of later turns."""
+        queue.members.append(self)
         self._piece_bytes = WIDE_PIECE_BYTES if wide else PIECE_BYTES
         self._received_bytes, self._begun = 0, time.perf_counter()
         self._queues: dict[Hashable, deque[_Stage]] = {}
@@ -75,6 +80,7 @@ class Messages:
     def done(self) -> bool:
         """Let messages progress, and act on those that are through."""
         self.moved = False
+        self.begin()
         for name, queue in list(self._queues.items()):
             while queue and self._MPI.Request.Testall(queue[0].requests):
                 self.moved = True
@@ -85,7 +91,17 @@ class Messages:
                 del self._queues[name]
         if not self._queues and self.moved and self._received_bytes >= WIDE_PIECE_BYTES:  # less fits into the buffers on the way
             self._through(self._received_bytes / (time.perf_counter() - self._begun))
-        return not self._queues
+        if not self._queues and not self._unbegun:
+            self._sending.leave(self)
+            return True
+        return False
+
+    def begin(self) -> None:
+        """Send the first pieces, if it is their turn."""
+        if self._unbegun and self._sending.may_begin(self):
+            begin, self._unbegun = self._unbegun, []
+            for action in begin:
+                action()
 
     def stage(self, queue: Hashable, requests: list[Any], then: Callable[[], None] | None = None) -> None:
         """Wait for the messages, after everything before them in the queue, then act."""
@@ -112,6 +128,7 @@ class Messages:
 
         def send_next(count: int) -> None:
             for _ in range(min(count, len(unsent))):
+                self.num_unsent -= 1
                 number, piece = unsent.popleft()
                 self.stage(("sent", other), [self.send(piece, other, tag)], partial(sent, number))
 
@@ -121,7 +138,8 @@ class Messages:
 
         for number, piece in enumerate(incoming):
             self.stage(("arrived", other), [self.receive(piece, other, tag)], partial(receive, number))
-        send_next(PIECES_AHEAD if incoming else len(unsent))
+        self.num_unsent += len(unsent)
+        self._unbegun.append(lambda: send_next(PIECES_AHEAD if incoming else len(unsent)))
 
     def pieces_of(self, flat: Array) -> list[slice]:
         """Cuts of a vector, the same on all ranks."""
@@ -132,6 +150,27 @@ class Messages:
     def others(self) -> list[int]:
         """The other ranks, each rank beginning with its right-hand neighbour, so that not everybody sends to the same one."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+
+class SendQueue:
+    """Whose turn it is on a transport's connections.
+
+    Requests that share them fairly would all end at the end; one after the other, the first is decoded and its results travel while the
+    next one is sent. Turns are numbered in the order that all ranks agreed on. So the request with the lowest number waits for no other
+    one on any rank, and there is always one that moves.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Messages] = []
+
+    def may_begin(self, messages: Messages) -> bool:
+        """Whether nothing of an earlier turn is still to be sent."""
+        return not any(m.num_unsent and m.turn < messages.turn for m in self.members)
+
+    def leave(self, messages: Messages) -> None:
+        """All its messages are through."""
+        if messages in self.members:
+            self.members.remove(messages)
 
 
 @dataclass

@@ -60,11 +60,11 @@ class HierarchicalTransport:
         """Of the connection between the nodes; a rank that carries nothing leaves the answer to the others."""
         return self._cross is None or self._cross.is_wide
 
-    def set_wide(self, lane: int, wide: bool) -> None:
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """For both ways through MPI."""
-        self._world.set_wide(lane, wide)
+        self._world.prepare(lane, wide, turn)
         if self._cross is not None:
-            self._cross.set_wide(lane, wide)
+            self._cross.prepare(lane, wide, turn)
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """In the node's window."""

@@ -51,7 +51,7 @@ class LocalTransport:
 
     is_wide = True
 
-    def set_wide(self, lane: int, wide: bool) -> None:
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """There is no connection."""
 
     num_carriers, num_nodes = 0, 1

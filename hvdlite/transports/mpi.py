@@ -19,7 +19,7 @@ from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast
 from ..errors import MissingDependencyError, SettingError
 from ._base import Pending, Topology, WireRequest
-from ._messages import WIDE_BYTES_PER_SECOND, Messages, Scratch, exchange, reduce
+from ._messages import WIDE_BYTES_PER_SECOND, Messages, Scratch, SendQueue, exchange, reduce
 from ._packing import packed
 
 MAX_COUNT = 1 << 30
@@ -87,7 +87,8 @@ class MpiTransport:
         _check_equal(world.allgather(dict(shared or {})))
         self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
         self._scratch = [Scratch() for _ in self._lanes]
-        self._wide_lanes = [False] * len(self._lanes)
+        self._turns = [(False, 0)] * len(self._lanes)
+        self._sending = SendQueue()
         self._bytes_per_second = 0.0
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
@@ -125,6 +126,7 @@ class MpiTransport:
                 if flat.nbytes >= LARGE_BYTES * comm.size:
                     messages = self._messages(lane, lambda: array)
                     reduce(messages, self._scratch[lane], flat, op, factor)
+                    messages.begin()
                     return messages
                 request_under_way = comm.Iallreduce(self._MPI.IN_PLACE, flat, self._ops[op])
                 return _Pending([request_under_way], lambda: _scaled(array, factor))
@@ -147,7 +149,8 @@ class MpiTransport:
         return request.sent_bytes(self.topology.size)
 
     def _messages(self, lane: int, answer: Callable[[], Any]) -> Messages:
-        return Messages(self._MPI, self._lanes[lane], self._wide_lanes[lane], answer, self._through)
+        wide, turn = self._turns[lane]
+        return Messages(self._MPI, self._lanes[lane], wide, self._sending, turn, answer, self._through)
 
     def _through(self, bytes_per_second: float) -> None:
         self._bytes_per_second = max(bytes_per_second, 0.9 * self._bytes_per_second)  # the best of late: often one waits for the other to begin
@@ -157,13 +160,14 @@ class MpiTransport:
         """Whether this rank's connection has been fast of late."""
         return self._bytes_per_second >= WIDE_BYTES_PER_SECOND
 
-    def set_wide(self, lane: int, wide: bool) -> None:
-        """Take all connections for wide, or for narrow, in the next requests of a lane."""
-        self._wide_lanes[lane] = wide
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
+        """Take all connections for wide, or for narrow, in the next requests of a lane, and send them in their turn."""
+        self._turns[lane] = (wide, turn)
 
     def _exchange(self, lane: int, parts: Sequence[tuple[Array, ...]], sizes: Sequence[int] | None = None) -> Messages:
         messages = self._messages(lane, lambda: answer)
         answer = exchange(messages, self._scratch[lane], parts, sizes)
+        messages.begin()
         return messages
 
     def _allgather(self, comm: Any, arrays: Sequence[Array]) -> _Pending:

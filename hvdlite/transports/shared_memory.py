@@ -72,9 +72,9 @@ class SharedMemoryTransport:
     num_carriers, num_nodes = 0, 1
     is_wide = True
 
-    def set_wide(self, lane: int, wide: bool) -> None:
+    def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """For what goes through MPI."""
-        self._mpi.set_wide(lane, wide)
+        self._mpi.prepare(lane, wide, turn)
 
     def sent_bytes(self, request: WireRequest) -> int:
         """As in a flat exchange, though it goes through memory."""

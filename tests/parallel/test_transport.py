@@ -79,7 +79,7 @@ def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypat
 def test_large_requests_travel_as_messages_in_pieces(transport, size, monkeypatch):
     monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
     monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
-    transport.set_wide(0, False)
+    transport.prepare(0, False, 0)
     requests = {"reduce": AllReduce(np.ones(48 * size)), "gather": AllGather((np.ones(50),)), "exchange": AllToAll([(np.ones(20),)] * size)}
     posted = {}
     for name, request in requests.items():
@@ -145,3 +145,24 @@ def test_notes_reach_their_reader(transport, rank, size):
 def test_the_topology_is_of_one_node(transport, rank, size):
     t = transport.topology
     assert (t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size, t.is_homogeneous) == (rank, size, rank, size, 0, 1, True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_each_rank_starts_first_all_turns_end(transport, rank, size, monkeypatch, seed):
+    """Later turns wait with their pieces for earlier ones; no order of starting makes ranks wait for each other in a circle."""
+    monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
+    monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
+    arrays = [np.full(1000 * size, rank + 10.0 * turn) for turn in range(2)]
+    order = np.random.default_rng(7 * seed + rank).permutation(2)
+    pending = []
+    for turn in order:
+        transport.prepare(int(turn), False, int(turn))
+        pending.append(transport.start(AllReduce(arrays[turn], "max"), int(turn)))
+    transport.is_quiet = False
+    deadline = time.monotonic() + 60
+    while sum(p.done() for p in pending) < len(pending):
+        assert time.monotonic() < deadline
+        time.sleep(1e-5)
+    transport.is_quiet = True
+    assert [set(a) for a in arrays] == [{size - 1}, {size + 9}]
+    assert not transport._sending.members
