@@ -280,16 +280,24 @@ ENOUGH_STEPS = 62
 
 @pytest.fixture
 def tune(monkeypatch):
-    """Makes small buckets the candidates, and steps take what ``seconds(candidate)`` says."""
+    """Makes small buckets the candidates, and steps take what ``seconds(candidate)`` says, times ``factor(candidate, number of the tuner)``.
 
-    def tune(seconds) -> list[Candidate]:
+    Gives what was in use, a line a step and rank; ``unknown`` collects those of which nothing is known.
+    """
+
+    def tune(seconds, factor=lambda candidate, number: 1.0, unknown=None) -> list[Candidate]:
         used: list[Candidate] = []
+        made: list[Tuner] = []
 
         class Told(Tuner):
             def step(self, measured: float | None) -> bool:
                 assert measured is None or measured > 0
                 used.append(self.current)
-                return super().step(None if measured is None else seconds(self.current))
+                if self not in made:
+                    made.append(self)
+                if measured is None and unknown is not None:
+                    unknown.append(self.current)
+                return super().step(None if measured is None else seconds(self.current) * factor(self.current, made.index(self)))
 
         for name, value in (("BUCKET_BYTES", SIZES), ("DEFAULT_BUCKET_BYTES", DEFAULT_BYTES), ("Tuner", Told)):
             monkeypatch.setattr(f"hvdlite.buckets.{name}", value)
@@ -342,6 +350,15 @@ def test_the_fastest_setting_is_chosen_and_changes_no_bit(thread_world, tune, sp
         assert (worlds[rank].metrics.bucket_bytes, worlds[rank].metrics.slots) == (best.bucket_bytes, best.num_slots)
         assert buckets[rank].order == fixed[rank].order
         assert buckets[rank]._tuner is None
+
+
+def test_the_slowest_rank_decides_for_all(thread_world, tune):
+    """What one rank finds fastest holds up another one; all choose what is good for both."""
+    tune(lambda candidate: 0.9 if candidate == Candidate(3000, 4) else 1.0, lambda candidate, number: 1.2 - number if candidate == Candidate(3000, 2) else 1.0)
+    worlds = worlds_of(thread_world, 2)
+    buckets, seen = trained(worlds, None)
+    assert [b._in_use for b in buckets] == [Candidate(3000, 4)] * 2
+    assert seen[0] == seen[1]
 
 
 def test_a_residual_survives_all_that_is_tried(thread_world, tune):
@@ -404,17 +421,22 @@ def test_a_small_model_and_a_world_of_one_tune_nothing(thread_world, tune):
 
 
 def test_a_failed_step_is_not_measured_and_counts_on_no_rank(thread_world, tune):
-    used = tune(lambda candidate: 0.5 if candidate.bucket_bytes == 3000 else 1.0)
+    unknown: list[Candidate] = []
+    used = tune(lambda candidate: 0.5 if candidate.bucket_bytes == 3000 else 1.0, unknown=unknown)
     worlds = worlds_of(thread_world, 2)
     compressors = [Counted(), Counted()]
     buckets = [GradientBuckets(w, "g", LAYERS, c) for w, c in zip(worlds, compressors, strict=True)]
     failed = 0
-    for number in range(ENOUGH_STEPS + 6):
-        compressors[1].flushing = number % 10 == 3 and failed < 6
+    for number in range(40):
+        compressors[1].flushing = number % 10 == 3
+        before = len(used)
         found = on_ranks(2, lambda rank: step(buckets[rank], layers(rank)))
-        failed += [type(f) for f in found] == [MismatchError] * 2
+        if [type(f) for f in found] == [MismatchError] * 2:
+            failed += 1
+            assert len(used) == before
         assert buckets[0]._in_use == buckets[1]._in_use
-    assert failed == 6
+    assert failed == 4
+    assert len(unknown) == 2 * 4  # the step after it: nobody knows when it began
     assert set(used) == {Candidate(DEFAULT_BYTES, 2), Candidate(DEFAULT_BYTES, 4)}  # it makes no promise, so its buckets stay
     assert buckets[0]._tuner is None
 
