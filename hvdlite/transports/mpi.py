@@ -123,7 +123,7 @@ class MpiTransport:
             case AllReduce(array, op, factor=factor):
                 flat = array.reshape(-1)
                 assert flat.base is not None or flat is array, "an allreduce works in place: the array must be contiguous"
-                if flat.nbytes >= LARGE_BYTES * comm.size:
+                if comm.size > 1 and flat.nbytes >= LARGE_BYTES * comm.size:
                     messages = self._messages(lane, lambda: array)
                     reduce(messages, self._scratch[lane], flat, op, factor)
                     messages.begin()

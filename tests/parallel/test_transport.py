@@ -77,6 +77,8 @@ def test_every_request_in_one_piece_and_in_many(transport, rank, size, monkeypat
 
 
 def test_large_requests_travel_as_messages_in_pieces(transport, size, monkeypatch):
+    if size == 1:
+        return  # there is nobody to send to
     monkeypatch.setattr(mpi_module, "LARGE_BYTES", 1)
     monkeypatch.setattr(messages_module, "PIECE_BYTES", 64)
     transport.prepare(0, False, 0)
