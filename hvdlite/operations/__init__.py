@@ -1,0 +1,27 @@
+"""What each collective asks of the transport, step by step, and what ranks must agree on first: one collective a file.
+
+Results are written into the arrays that were handed in, where a collective keeps the shape.
+"""
+
+from ._base import check_arrays
+from ._reduction import Average, Max, Min, Product, ReduceOp, Sum, check_reducible
+from .allgather import AllGatherOperation
+from .allreduce import AllReduceOperation, Carrier
+from .barrier import BarrierOperation
+from .broadcast import BroadcastOperation
+
+__all__ = [
+    "AllGatherOperation",
+    "AllReduceOperation",
+    "Average",
+    "BarrierOperation",
+    "BroadcastOperation",
+    "Carrier",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "check_arrays",
+    "check_reducible",
+]
