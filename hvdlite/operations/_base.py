@@ -51,3 +51,22 @@ def deal_out(whole: Array, arrays: Sequence[Array]) -> None:
     for array in arrays:
         array[...] = whole[start : start + array.size].reshape(array.shape)
         start += array.size
+
+
+def check_has_rows(name: str, arrays: Sequence[Array], members: Sequence[str], why: str) -> None:
+    """Raise for arrays that cannot be sent, and for scalars. ``members`` names those of a group; ``why`` a first dimension is needed."""
+    check_arrays(name, arrays)
+    for i, array in enumerate(arrays):
+        if len(array.shape) == 0:
+            raise SettingError(f"{(members[i] if members else name)!r} is a scalar; {why}, so at least one is expected; reshape it to (1,)")
+
+
+def labels(name: str, arrays: Sequence[Array]) -> tuple[str, ...]:
+    """What the members of a group are called in messages."""
+    return tuple(f"{name}[{i}]" for i in range(len(arrays)))
+
+
+def byte_vector(parts: Sequence[Array]) -> Array:
+    """The memory of contiguous arrays as one vector; no copy when there is only one."""
+    xp = ops(parts[0])
+    return xp.as_bytes(parts[0]) if len(parts) == 1 else xp.concat([xp.as_bytes(p) for p in parts])
