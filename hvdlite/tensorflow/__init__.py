@@ -42,6 +42,8 @@ from .collectives import (
 )
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from .strategy import MirroredStrategy
+from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
@@ -51,10 +53,12 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "MirroredStrategy",
     "PartialDistributedGradientTape",
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNormalization",
     "allgather",
     "allgather_object",
     "allreduce",

@@ -158,6 +158,25 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
     return list(gather(*tensors))
 
 
+def gather_rows(vector: tf.Tensor) -> tf.Tensor:
+    """The ranks' vectors of one length as the rows of a matrix. Every rank's loss depends on every row: the gradient is the sum over the ranks."""
+    name = _name(None, "rows")
+    shape = tf.TensorShape([hvdlite.size(), *vector.shape])
+
+    def communicate(array: Array) -> list[Array]:
+        return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name).wait()[0]]
+
+    @tf.custom_gradient
+    def gather(given: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return _reduced([upstream], Sum, 1.0, 1.0, None, None)[0][hvdlite.rank()]
+
+        return _called(communicate, [given], [(given.dtype, shape)])[0], gradient
+
+    result: tf.Tensor = gather(vector)
+    return result
+
+
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> tf.Tensor:
     """A new tensor with the values of ``root_rank``. Differentiable: the root's input gets the mean of all gradients, the others' zero."""
     check_process_set(process_set)
