@@ -31,15 +31,16 @@ MAY_IMPORT = {
     "tuning": set(),
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
+    "agreement": {"arrays", "collectives", "compression", "errors", "world"},
     "api": CORE | {"collectives"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "errors", "settings"},
     "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry"},
     "cli": {"", "cli", "launch", "abtest", "errors", "settings", "compression"},
-    "torch": {"", "torch", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "tensorflow": {"", "tensorflow", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "keras": {"", "keras", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
 }
 EXCEPTIONS = {"launch.check": {""}}  # a program that ranks run, as a user's is
 FOREIGN = {
