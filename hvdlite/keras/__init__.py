@@ -1,5 +1,7 @@
 """hvdlite for Keras 3, on each of its backends: ``import hvdlite.keras as hvd``. Names, arguments and defaults are Horovod's."""
 
+from importlib.util import find_spec
+
 from hvdlite import (
     Average,
     HorovodInternalError,
@@ -24,6 +26,53 @@ from hvdlite import (
     size,
 )
 
+from hvdlite.errors import MissingDependencyError
+
+if find_spec("keras") is None:
+    raise MissingDependencyError(
+        "Keras is not installed, and hvdlite.keras stands on it; keras>=3.0 and one of its backends are expected; pip install keras and tensorflow, torch or jax"
+    )
+
+from . import callbacks
 from .compression import Compression
+from .data_parallel import DataParallel
 from .optimizer import DistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
+from .sharding import shard
 from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DataParallel",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "compression_state_dict",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_compression_state_dict",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "rank",
+    "shard",
+    "shutdown",
+    "size",
+]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,6 @@ class Exchange:
         if compressor is not None:
             compressor.check({p.name: p.shape for p in self._parameters})
             world.remark_on(compressor.spec)
-        passes = 1 if options.average_passes else options.passes  # Keras divides by the passes
-        self._buckets = GradientBuckets(
-            world, self._name, self._parameters, self.compressor, op=options.op, prescale=1.0 / options.predivide, postscale=options.predivide * passes
-        )
         self._order: list[str] = []
         self._has_started = False
         self._sums: list[Array | None] = [None] * len(self.variables)
@@ -72,6 +69,23 @@ class Exchange:
         self._state_handle: Handle | None = None
         self.is_watched = False
         """Whether ranks tell each other that they have a batch: then one without is an error instead of a wait."""
+
+    @cached_property
+    def _buckets(self) -> GradientBuckets:
+        o = self.options
+        passes = 1 if o.average_passes else o.passes  # Keras divides by the passes
+        return GradientBuckets(
+            hvdlite.world(), self._name, self._parameters, self.compressor, op=o.op, prescale=1.0 / o.predivide, postscale=o.predivide * passes
+        )
+
+    @property
+    def order(self) -> list[str]:
+        """The order of the variables in the buckets, once it is final."""
+        return self._buckets.order
+
+    def lay_out_as(self, order: Sequence[str]) -> None:
+        """Lay the buckets out as in an earlier run; every rank passes the same order."""
+        self._buckets.lay_out_as(order)
 
     # --- what a subclass brings ---
 
@@ -102,28 +116,32 @@ class Exchange:
             raise MismatchError(problem)
         check_start(zip(self._names, weights(), strict=True), REMEDY)
         if everyone[0][1]:
-            self._buckets.lay_out_as(everyone[0][1])
+            self.lay_out_as(everyone[0][1])
 
     def reduce(self, gradients: Sequence[Array | None], weights: Callable[[], Iterable[Array]]) -> list[Array | None]:
         """Means in the memory of the buckets, valid until the next call; None for a variable that no rank has a gradient of.
 
         When a step takes several passes, all but the last give zeros, which Keras's own accumulation adds up to nothing.
         """
-        self.start(weights)
         if self.options.passes > 1:
             self._add_up(gradients)
             if self._passes_done < self.options.passes:
                 return [None if g is None else np.zeros_like(g) for g in gradients]
             gradients, self._passes_done = self._sums, 0
             self._sums = [None] * len(self.variables)
-        if self.is_watched and self._state_handle is None:
-            self._tell(State.READY)
+        self.begin(weights)
         for name, gradient in reversed(list(zip(self._names, gradients, strict=True))):
             if gradient is not None:
                 self._buckets.hand_over(name, gradient)
-        self._hear()
+        self.hear()
         absent = self._buckets.finish()
         return [None if name in absent and not self._buckets.view(name).any() else self._buckets.view(name) for name in self._names]
+
+    def begin(self, weights: Callable[[], Iterable[Array]]) -> None:
+        """This rank is about to exchange."""
+        self.start(weights)
+        if self.is_watched and self._state_handle is None:
+            self._tell(State.READY)
 
     def reduce_into(self, gradients: Sequence[Array | None], weights: Callable[[], Iterable[Array]], out: Sequence[Array | None]) -> None:
         """As :meth:`reduce`, for a compiled step: it decided before which variables have a gradient."""
@@ -139,7 +157,7 @@ class Exchange:
     def agree(self, finite: bool) -> bool:
         """Whether ``finite`` is true on every rank: only then will all of them exchange."""
         self._tell(State.READY if finite else State.OVERFLOWED)
-        if self._hear(keep=True):
+        if self.hear(keep=True):
             return True
         self._state_handle = None
         return False
@@ -152,7 +170,7 @@ class Exchange:
         """
         if self.is_watched:
             self._tell(State.ENDED)
-            self._hear()
+            self.hear()
 
     def _add_up(self, gradients: Sequence[Array | None]) -> None:
         self._passes_done += 1
@@ -167,8 +185,12 @@ class Exchange:
         self._states = states
         self._state_handle = hvdlite.allreduce_async([states], name=f"{self._name}.step", op=Sum)
 
-    def _hear(self, *, keep: bool = False) -> bool:
-        """Whether all ranks are ready, as far as they said. ``keep``: the exchange that follows need not ask again."""
+    def hear(self, *, keep: bool = False) -> bool:
+        """Whether all ranks are ready, as far as they said. ``keep``: the exchange that follows need not ask again.
+
+        Raises:
+            MismatchError: some have no further batch, and some have.
+        """
         if self._state_handle is None:
             return True
         self._state_handle.wait()
@@ -189,7 +211,7 @@ class Exchange:
 
     def state_dict(self) -> dict[str, Any]:
         """What the compressor remembers on this rank, and the order of the buckets."""
-        own: dict[str, Any] = {"rank": hvdlite.rank(), "size": hvdlite.size(), "order": self._buckets.order}
+        own: dict[str, Any] = {"rank": hvdlite.rank(), "size": hvdlite.size(), "order": self.order}
         if self.compressor is None:
             return own | {"compression": "none", "state": {}}
         remembered = {name: {q: np.array(a) for q, a in quantities.items()} for name, quantities in self.compressor.state_dict().items()}

@@ -23,7 +23,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
     variables = list(variables)
     if not variables or hvdlite.size() == 1:
         return
-    values = [_as_numpy(v) for v in variables]
+    values = [as_numpy(v) for v in variables]
     hvdlite.broadcast_async(values, root_rank, name="keras.variables", names=unique_names(variables)).wait()
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
@@ -41,7 +41,7 @@ def broadcast_model(model: Any, root_rank: int = 0) -> None:
     offset = (hvdlite.rank() - root_rank) % hvdlite.size()
     for variable in model.variables:
         if offset and _SEED.search(variable.path):
-            variable.assign(_as_numpy(variable) + np.array([offset, 0], str(variable.dtype)))
+            variable.assign(as_numpy(variable) + np.array([offset, 0], str(variable.dtype)))
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
@@ -71,7 +71,7 @@ def allreduce(
     if average is not None and op is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     chosen = (Sum if average is False else Average) if op is None else ReduceOp(op)
-    result = _as_numpy(value)
+    result = as_numpy(value)
     hvdlite.allreduce_async(
         [result], name=name, op=chosen, prescale_factor=prescale_factor, postscale_factor=postscale_factor, compression=Compression.resolve(compression)
     ).wait()
@@ -80,15 +80,15 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Concatenate the ranks' arrays or tensors along the first dimension, which may differ."""
-    return _like(value, hvdlite.allgather(_as_numpy(value), name=name))
+    return _like(value, hvdlite.allgather(as_numpy(value), name=name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """The number, array or tensor of ``root_rank``."""
-    return _like(value, hvdlite.broadcast(_as_numpy(value), root_rank, name=name))
+    return _like(value, hvdlite.broadcast(as_numpy(value), root_rank, name=name))
 
 
-def _as_numpy(value: Any) -> Any:
+def as_numpy(value: Any) -> Any:
     """A contiguous copy."""
     if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
         try:
