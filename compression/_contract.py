@@ -58,14 +58,20 @@ class AllGather:
 class AllToAll:
     """Send ``parts[r]`` (a tuple of arrays) to rank r. Answer: a list over ranks of the tuples they sent to this one.
 
-    Every part has the same shapes, on every rank.
+    Every part has the same shapes, on every rank; or ``sizes[s, r]`` are the bytes that rank s sends to rank r, the same matrix on every
+    rank (then a part is one vector of bytes, and so is what is received).
     """
 
     parts: Sequence[tuple[Array, ...]]
+    sizes: Array | None = None
+    rank: int = 0
+    """This one, where the parts differ."""
 
     def sent_bytes(self, num_ranks: int) -> int:
         """Bytes a rank sends: every part but its own."""
-        return (num_ranks - 1) * sum(map(nbytes, self.parts[0]))
+        if self.sizes is None:
+            return (num_ranks - 1) * sum(map(nbytes, self.parts[0]))
+        return int(self.sizes[self.rank].sum() - self.sizes[self.rank, self.rank])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,26 @@ def _arrays(request: Request) -> tuple[Array, ...]:
     if isinstance(request, AllGather):
         return request.arrays
     return request.parts[0] if isinstance(request, AllToAll) else (request.array,)
+
+
+def play(programs: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
+    """Run the generators of all ranks in lockstep, with arrays filled in place as every transport does; what each returned."""
+    results: list[Any] = [None] * len(programs)
+    answers: list[Any] = [None] * len(programs)
+    while True:
+        asked = []
+        for rank, program in enumerate(programs):
+            try:
+                asked.append(program.send(answers[rank]))
+            except StopIteration as stop:
+                results[rank] = stop.value
+        if not asked:
+            return results
+        assert len(asked) == len(programs), f"{len(programs) - len(asked)} of {len(programs)} ranks were done while the others asked for {asked[0]}"
+        answers = answer(asked)
+        for request, its_answer in zip(asked, answers, strict=True):
+            if isinstance(request, AllReduce):
+                request.array[...] = its_answer
 
 
 def answer(requests: Sequence[Any]) -> list[Any]:

@@ -55,7 +55,7 @@ def check_start(named: Iterable[tuple[str, Array]], remedy: str) -> None:
     names, digests = [], []
     for name, array in named:
         names.append(name)
-        digests.append(hashlib.blake2b(np.asarray(array).reshape(-1).view(np.uint8), digest_size=8).digest())
+        digests.append(hashlib.blake2b(np.asarray(array).reshape(-1).view(np.uint8).data, digest_size=8).digest())
     everyone = allgather_object(digests)
     differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
     if not differing:

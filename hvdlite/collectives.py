@@ -19,10 +19,14 @@ from .errors import SettingError
 from .operations import (
     AllGatherOperation,
     AllReduceOperation,
+    AllToAllOperation,
     Average,
     BarrierOperation,
     BroadcastOperation,
+    GroupedAllGatherOperation,
+    GroupedReduceScatterOperation,
     ReduceOp,
+    ReduceScatterOperation,
     check_reducible,
 )
 from .world import world
@@ -64,6 +68,59 @@ def allgather_async(array: Array, *, name: str | None = None) -> Handle:
         return current.engine.submit(AllGatherOperation(its_name, array, current.topology.size))
 
 
+def grouped_allgather_async(arrays: Sequence[Array], *, name: str | None = None) -> Handle:
+    """Concatenate each of several arrays over the ranks, as one unit. The handle gives a list of ``(array, lengths by rank)``."""
+    current = world()
+    with current.named(name, "grouped_allgather") as its_name:
+        return current.engine.submit(GroupedAllGatherOperation(its_name, list(arrays), current.topology.size))
+
+
+def alltoall_async(array: Array, splits: Sequence[int] | Array | None = None, *, name: str | None = None) -> Handle:
+    """Send consecutive rows of a contiguous array to each rank. The handle gives ``(rows received, how many by rank)``.
+
+    Args:
+        array: any dtype; at least one dimension, the first of which may differ from rank to rank.
+        splits: rows for each rank, together as many as there are; without it, equally many for each.
+        name: identifies the call across ranks.
+    Raises:
+        SettingError: the splits do not fit the array or the number of ranks.
+    """
+    current = world()
+    with current.named(name, "alltoall") as its_name:
+        return current.engine.submit(AllToAllOperation(its_name, array, splits, current.topology.size, current.topology.rank))
+
+
+def reducescatter_async(
+    array: Array, *, name: str | None = None, op: ReduceOp = Average, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+) -> Handle:
+    """Combine a contiguous array over the ranks, and leave to each its rows. The handle gives a new array.
+
+    Args:
+        array: the same shape and dtype on every rank, at least one dimension. Where its rows do not divide evenly, the first ranks get one more.
+        name: identifies the call across ranks.
+        op: Average, Sum, Min, Max or Product. 16-bit floats are summed in float32.
+        prescale_factor: multiplies before the reduction.
+        postscale_factor: multiplies after it.
+    """
+    current = world()
+    op, topology = ReduceOp(op), current.topology
+    with current.named(name, "reducescatter") as its_name:
+        check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
+        return current.engine.submit(ReduceScatterOperation(its_name, array, op, topology.size, topology.rank, prescale_factor, postscale_factor))
+
+
+def grouped_reducescatter_async(
+    arrays: Sequence[Array], *, name: str | None = None, op: ReduceOp = Average, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+) -> Handle:
+    """Combine contiguous arrays over the ranks, and leave to each its rows of each, as one unit. The handle gives a list of new arrays."""
+    current = world()
+    op, topology = ReduceOp(op), current.topology
+    with current.named(name, "grouped_reducescatter") as its_name:
+        for array in arrays:
+            check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
+        return current.engine.submit(GroupedReduceScatterOperation(its_name, list(arrays), op, topology.size, topology.rank, prescale_factor, postscale_factor))
+
+
 def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None = None, names: Sequence[str] = ()) -> Handle:
     """Copy contiguous arrays of ``root_rank`` to every rank, in place. ``names`` of the arrays serve error messages."""
     current = world()
@@ -89,6 +146,33 @@ def allreduce(array: Array, *, name: str | None = None, op: ReduceOp = Average, 
 def allgather(array: Array, *, name: str | None = None) -> Array:
     """A new array: the ranks' arrays, one after the other."""
     return allgather_async(np.asarray(array, order="C"), name=name).wait()[0]
+
+
+def grouped_allgather(arrays: Sequence[Array], *, name: str | None = None) -> list[Array]:
+    """New arrays: of each, the ranks' arrays one after the other. One unit: nothing is sent before every rank has all of them."""
+    return [whole for whole, _ in grouped_allgather_async([np.asarray(a, order="C") for a in arrays], name=name).wait()]
+
+
+def alltoall(array: Array, splits: Sequence[int] | Array | None = None, *, name: str | None = None) -> tuple[Array, list[int]]:
+    """Send ``splits[r]`` rows to each rank r. Returns a new array, the rows received in the order of ranks, and how many came from each."""
+    received, lengths = alltoall_async(np.asarray(array, order="C"), splits, name=name).wait()
+    return received, lengths
+
+
+def reducescatter(array: Array, *, name: str | None = None, op: ReduceOp = Average, prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> Array:
+    """A new array: this rank's rows of the ranks' arrays combined. See :func:`reducescatter_async`."""
+    given = np.asarray(array, order="C")
+    return reducescatter_async(given, name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor).wait()
+
+
+def grouped_reducescatter(
+    arrays: Sequence[Array], *, name: str | None = None, op: ReduceOp = Average, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+) -> list[Array]:
+    """New arrays: this rank's rows of each of the ranks' arrays combined. One unit."""
+    given = [np.asarray(a, order="C") for a in arrays]
+    handle = grouped_reducescatter_async(given, name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    result: list[Array] = handle.wait()
+    return result
 
 
 def broadcast(array: Array, root_rank: int, *, name: str | None = None) -> Array:

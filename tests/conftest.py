@@ -100,6 +100,9 @@ def _form(request: Any) -> tuple[object, ...]:
             return ("allgather", *((a.shape, str(a.dtype)) for a in arrays))
         case AllGather(_, sizes):
             return ("allgatherv", sizes)
+        case AllToAll(parts, sizes) if sizes is not None:
+            assert [sum(map(len, part)) for part in parts] == sizes[request.rank].tolist()
+            return ("alltoallv", len(parts), sizes.tobytes())
         case AllToAll(parts):
             return ("alltoall", len(parts), *((a.shape, str(a.dtype)) for a in parts[0]))
         case Broadcast(array, root):

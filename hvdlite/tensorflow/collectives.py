@@ -16,9 +16,10 @@ import hvdlite
 from hvdlite import Array, Average, ReduceOp, SettingError, Sum
 
 from .compression import Compression, is_horovod_compressor
-from .tensors import as_array, is_tracing, refuse_xla
+from .tensors import as_array, is_tracing, plain_python, refuse_xla
 
 
+@plain_python
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -50,6 +51,7 @@ def allreduce(
     return grouped_allreduce([tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name=name)[0]
 
 
+@plain_python
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -67,7 +69,7 @@ def grouped_allreduce(
     check_process_set(process_set)
     op = _op(average, op)
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
-        names = [None if name is None else f"{name}.{i}" for i in range(len(tensors))]
+        names = [_part(name, i) for i in range(len(tensors))]
         factor = prescale_factor * postscale_factor
         return [
             _reduced_slices(t, op, factor, n)
@@ -101,7 +103,6 @@ def _reduced(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, postsc
         hvdlite.allreduce_async(results, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compressor).wait()
         return results
 
-    @tf.custom_gradient
     def reduce(*given: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if op not in (Average, Sum):
@@ -110,40 +111,42 @@ def _reduced(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, postsc
 
         return _called(communicate, given, [(t.dtype, t.shape) for t in given]), gradient
 
-    return list(reduce(*tensors))
+    return list(tf.custom_gradient(reduce)(*tensors))
 
 
 def _reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, factor: float, name: str | None) -> tf.IndexedSlices:
     """Gather indices and values: the sum is what they mean together."""
     if op not in (Average, Sum):
         raise SettingError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
-    name = _name(name, "allreduce.slices")
-    indices = allgather(slices.indices, f"{name}.indices")
-    values = allgather(slices.values, f"{name}.values")
-    return tf.IndexedSlices(indices, values * tf.cast(factor / (hvdlite.size() if op is Average else 1), values.dtype), slices.dense_shape)
+    indices, values = grouped_allgather([slices.indices, slices.values], name)
+    values *= tf.cast(factor / (hvdlite.size() if op is Average else 1), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+@plain_python
 def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, which may differ. Differentiable: this rank's rows get the mean over the ranks."""
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
+@plain_python
 def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> list[tf.Tensor]:
     """Gather several tensors, all under way at once. See :func:`allgather`."""
     check_process_set(process_set)
-    name = _name(name, "allgather")
     tensors = [tf.convert_to_tensor(t) for t in tensors]
     for tensor in tensors:
         if tensor.shape.rank == 0:
-            raise SettingError(f"{name!r} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)")
+            raise SettingError(
+                f"{name or 'the tensor'} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)"
+            )
+    name = _name(name, "allgather")
 
     def communicate(*arrays: Array) -> list[Array]:
-        handles = [hvdlite.allgather_async(np.array(a, order="C"), name=f"{name}.{i}") for i, a in enumerate(arrays)]
+        handles = [hvdlite.allgather_async(np.array(a, order="C"), name=_part(name, i)) for i, a in enumerate(arrays)]
         found = [h.wait() for h in handles]
         rank = hvdlite.rank()
         return [whole for whole, _ in found] + [np.array([sum(lengths[:rank]), lengths[rank]], np.int64) for _, lengths in found]
 
-    @tf.custom_gradient
     def gather(*given: tf.Tensor) -> Any:
         outputs = [(t.dtype, tf.TensorShape([None]).concatenate(t.shape[1:])) for t in given]
         results = _called(communicate, given, outputs + [(tf.int64, tf.TensorShape([2]))] * len(given))
@@ -155,9 +158,10 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
 
         return wholes, gradient
 
-    return list(gather(*tensors))
+    return list(tf.custom_gradient(gather)(*tensors))
 
 
+@plain_python
 def gather_rows(vector: tf.Tensor) -> tf.Tensor:
     """The ranks' vectors of one length as the rows of a matrix. Every rank's loss depends on every row: the gradient is the sum over the ranks."""
     name = _name(None, "rows")
@@ -166,17 +170,17 @@ def gather_rows(vector: tf.Tensor) -> tf.Tensor:
     def communicate(array: Array) -> list[Array]:
         return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name).wait()[0]]
 
-    @tf.custom_gradient
     def gather(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _reduced([upstream], Sum, 1.0, 1.0, None, None)[0][hvdlite.rank()]
 
         return _called(communicate, [given], [(given.dtype, shape)])[0], gradient
 
-    result: tf.Tensor = gather(vector)
+    result: tf.Tensor = tf.custom_gradient(gather)(vector)
     return result
 
 
+@plain_python
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> tf.Tensor:
     """A new tensor with the values of ``root_rank``. Differentiable: the root's input gets the mean of all gradients, the others' zero."""
     check_process_set(process_set)
@@ -187,7 +191,6 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
         hvdlite.broadcast_async([result], root_rank, name=name).wait()
         return [result]
 
-    @tf.custom_gradient
     def send(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             (mean,) = _reduced([upstream], Average, 1.0, 1.0, None, None)
@@ -195,10 +198,11 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
 
         return _called(communicate, [given], [(given.dtype, given.shape)])[0], gradient
 
-    result: tf.Tensor = send(tf.convert_to_tensor(tensor))
+    result: tf.Tensor = tf.custom_gradient(send)(tf.convert_to_tensor(tensor))
     return result
 
 
+@plain_python
 def broadcast_(variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = None) -> list[Any]:
     """Overwrite variables with those of ``root_rank``, all at once; returns them."""
     check_process_set(process_set)
@@ -230,7 +234,11 @@ def _called(communicate: Callable[..., list[Array]], tensors: Sequence[tf.Tensor
 
 def _name(name: str | None, kind: str) -> str | None:
     """In a graph a call needs its name when it is traced; elsewhere the core counts."""
-    return name or (hvdlite.world().auto_name(kind) if is_tracing() or kind != "allreduce" else None)
+    return hvdlite.world().auto_name(kind) if name is None and is_tracing() else name
+
+
+def _part(name: str | None, part: object) -> str | None:
+    return None if name is None else f"{name}.{part}"
 
 
 def check_process_set(process_set: Any) -> None:
@@ -248,21 +256,25 @@ def _number_op(number: Callable[[], int], name: str | None) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(lambda: np.int32(number()), [], tf.int32, stateful=False), ())
 
 
+@plain_python
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of processes, when the graph runs."""
     return _number_op(hvdlite.size, name)
 
 
+@plain_python
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of processes on this node, when the graph runs."""
     return _number_op(hvdlite.local_size, name)
 
 
+@plain_python
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number, when the graph runs."""
     return _number_op(hvdlite.rank, name)
 
 
+@plain_python
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number on its node, when the graph runs."""
     return _number_op(hvdlite.local_rank, name)

@@ -8,8 +8,10 @@ from typing import Any
 import hvdlite
 
 from .collectives import broadcast_, check_process_set
+from .tensors import plain_python
 
 
+@plain_python
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: Any = None, inplace: bool = False) -> None:
     """Overwrite variables with those of ``root_rank``, eagerly or in a graph.
 

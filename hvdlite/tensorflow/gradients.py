@@ -20,7 +20,7 @@ from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, Misma
 from hvdlite.agreement import check_start, first_difference
 
 from .compression import Compression
-from .tensors import as_array, copied, in_creation_order, is_tracing, refuse_xla
+from .tensors import as_array, copied, in_creation_order, is_tracing, plain_python, refuse_xla
 
 Gradient: TypeAlias = Any
 """A tensor, ``tf.IndexedSlices``, or None where the loss does not depend on the parameter."""
@@ -76,6 +76,7 @@ class GradientExchange:
         if sorted(order) == sorted(p.name for p in self._parameters):
             self._order = list(order)
 
+    @plain_python
     def exchange(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """The gradients of all ranks combined; every rank calls it equally often. One process gets its own back.
 
@@ -108,7 +109,8 @@ class GradientExchange:
         results: list[Gradient] = []
         for i, parameter in enumerate(self._parameters):
             if i in found:
-                results.append(tf.IndexedSlices(tf.constant(found[i][0]), tf.constant(found[i][1]), parameter.shape))
+                indices, values = map(tf.constant, found[i])
+                results.append(tf.IndexedSlices(values, indices, tf.constant(parameter.shape)))
                 continue
             view = self._view(i)
             results.append(None if parameter.name in absent and not view.any() else tf.constant(view))
@@ -131,7 +133,7 @@ class GradientExchange:
             parameter, first = self._parameters[i], next(outputs)
             if self._is_sparse(i):
                 values = tf.ensure_shape(next(outputs), (None, *parameter.shape[1:]))
-                results[i] = tf.IndexedSlices(tf.ensure_shape(first, (None,)), values, parameter.shape)
+                results[i] = tf.IndexedSlices(values, tf.ensure_shape(first, (None,)), tf.constant(parameter.shape))
             else:
                 results[i] = tf.ensure_shape(first, parameter.shape)
         return results

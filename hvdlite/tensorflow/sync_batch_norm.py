@@ -9,9 +9,10 @@ import tensorflow as tf
 import hvdlite
 
 from .collectives import gather_rows
+from .tensors import plain_python
 
 
-@tf.keras.saving.register_keras_serializable(package="hvdlite")
+@tf.keras.utils.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """A Keras layer whose moments are over the batches of all ranks, whatever their sizes; its gradients are those of one process with all of them.
 
@@ -29,6 +30,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             raise ValueError("synchronized=True means the replicas of tf.distribute; SyncBatchNormalization synchronizes ranks by itself; leave it out")
         super().__init__(**kwargs)
 
+    @plain_python
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Every rank's count, mean and variance of each channel, merged as Chan et al. (1979) do: no difference of large squares."""
         if hvdlite.size() == 1:

@@ -17,6 +17,7 @@ from hvdlite.agreement import override
 from .collectives import check_process_set, grouped_allreduce
 from .compression import Compression
 from .gradients import GradientExchange
+from .tensors import plain_python
 from .variables import is_variable, number_groups, parameters_of
 
 
@@ -62,7 +63,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
     """Takes over a tape with all it has recorded."""
 
     def __init__(self, tape: tf.GradientTape, options: Options, local: Iterable[Any], scale_local: bool):
-        vars(self).update(vars(tape))
+        self.__dict__.update(tape.__dict__)
         self._options, self._scale_local = options, scale_local
         self._local = {id(v): v for v in local}
 
@@ -70,6 +71,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         """Keep the gradient of this variable to this rank."""
         self._local[id(source)] = source
 
+    @plain_python
     def gradient(
         self,
         target: Any,
@@ -120,6 +122,7 @@ def _scaled(gradient: Any, factor: float) -> Any:
     return gradient * tf.cast(factor, gradient.dtype)
 
 
+@plain_python
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -157,6 +160,7 @@ def DistributedGradientTape(
     )  # fmt: skip
 
 
+@plain_python
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

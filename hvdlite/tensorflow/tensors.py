@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,13 @@ from tensorflow.python.ops import control_flow_util
 from hvdlite import Array, SettingError
 
 _ALIGNMENT_BYTES = 64
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def plain_python(function: _Function) -> _Function:
+    """AutoGraph, which rewrites what a ``tf.function`` calls, leaves this one alone: its branches and loops are decided while tracing."""
+    unconverted: _Function = tf.autograph.experimental.do_not_convert(function)
+    return unconverted
 
 
 def as_array(tensor: Any) -> Array:

@@ -37,7 +37,7 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 def dtype_of(tensor: Any) -> str:
     """What the core calls the dtype of a tensor or variable."""
-    return np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype).name
+    return str(np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
 
 
 def parameters_of(variables: Sequence[Any], groups: Any = None) -> list[Parameter]:

@@ -134,10 +134,15 @@ class MpiTransport:
                 if max(sizes or (sum(a.nbytes for a in arrays),)) >= LARGE_BYTES:
                     return self._exchange(lane, [arrays] * comm.size, sizes)
                 return self._allgather(comm, arrays) if sizes is None else self._allgatherv(comm, arrays[0], sizes)
-            case AllToAll(parts):
+            case AllToAll(parts, None):
                 if sum(a.nbytes for a in parts[0]) >= LARGE_BYTES:
                     return self._exchange(lane, parts)
                 return self._alltoall(comm, parts)
+            case AllToAll(parts, sizes) if sizes is not None:
+                incoming = [int(size) for size in sizes[:, comm.rank]]
+                if sizes.max() >= LARGE_BYTES:
+                    return self._exchange(lane, parts, incoming)
+                return self._alltoallv(comm, parts, incoming)
             case Broadcast(array, root):
                 raw = ops(array).as_bytes(array)
                 requests = [comm.Ibcast([piece, self._MPI.BYTE], root=root) for piece in _pieces(raw)]
@@ -188,6 +193,13 @@ class MpiTransport:
         count = received.shape[1]
         requests = [comm.Ialltoall([send, count, self._MPI.BYTE], [received, count, self._MPI.BYTE])]
         return _Pending(requests, lambda: [read(row) for row in received])
+
+    def _alltoallv(self, comm: Any, parts: Sequence[Sequence[Array]], incoming: Sequence[int]) -> _Pending:
+        sizes, send = [raw.size for (raw,) in parts], np.concatenate([raw for (raw,) in parts])
+        received, starts = np.empty(sum(incoming), np.uint8), [0, *accumulate(incoming)]
+        outgoing = [send, sizes, [0, *accumulate(sizes)][:-1], self._MPI.BYTE]
+        requests = [comm.Ialltoallv(outgoing, [received, incoming, starts[:-1], self._MPI.BYTE])]
+        return _Pending(requests, lambda: [(received[start : start + size],) for start, size in zip(starts, incoming, strict=False)])
 
     num_carriers, num_nodes = 0, 1
 

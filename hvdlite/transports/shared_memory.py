@@ -63,8 +63,10 @@ class SharedMemoryTransport:
                 return self.run(lane, actions, lambda: array)
             case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
                 return self._gather(arrays, sizes, lane)
-            case AllToAll(parts) if sum(a.nbytes for a in parts[0]) * len(parts) <= STAGING_BYTES:
+            case AllToAll(parts, None) if sum(a.nbytes for a in parts[0]) * len(parts) <= STAGING_BYTES:
                 return self._exchange(parts, lane)
+            case AllToAll(parts, sizes) if sizes is not None and sizes.sum(axis=1).max() <= STAGING_BYTES:
+                return self._exchange_uneven(parts, sizes, lane)
             case Broadcast(array, root) if array.nbytes <= STAGING_BYTES:
                 return self._broadcast(array, root, lane)
         return self._mpi.start(request, lane)
@@ -153,6 +155,19 @@ class SharedMemoryTransport:
             yield
 
         return self.run(lane, actions(), lambda: [read(s[rank * size : (rank + 1) * size]) for s in staging])
+
+    def _exchange_uneven(self, parts: Sequence[Sequence[Array]], sizes: Array, lane: int) -> _Steps:
+        staging, rank = self.next_staging(lane), self.topology.rank
+
+        def actions() -> Iterator[None]:
+            start = 0
+            for (raw,) in parts:
+                staging[rank][start : start + raw.size] = raw
+                start += raw.size
+            yield
+
+        starts = sizes[:, :rank].sum(axis=1)  # of what is meant for this rank, in each one's buffer
+        return self.run(lane, actions(), lambda: [(s[a : a + n],) for s, a, n in zip(staging, starts, sizes[:, rank], strict=True)])
 
     def _broadcast(self, array: Array, root: int, lane: int) -> _Steps:
         staging = self.next_staging(lane)[root]

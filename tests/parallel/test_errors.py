@@ -51,6 +51,32 @@ CASES = {
     "prescale": (lambda n, odd: hvd.allreduce_async([ones(3)], name=n, prescale_factor=2.0 if odd else 1.0), "prescale_factor 1.0 on rank 0 but 2.0"),
     "postscale": (lambda n, odd: hvd.allreduce_async([ones(3)], name=n, postscale_factor=2.0 if odd else 1.0), "postscale_factor 1.0 on rank 0 but 2.0"),
     "gathered rows": (lambda n, odd: hvd.allgather_async(ones((1, 3 if odd else 2)), name=n), "shape (any, 2) on rank 0 but (any, 3) on rank {last}"),
+    "exchanged rows": (lambda n, odd: hvd.alltoall_async(ones((0, 3 if odd else 2)), name=n), "shape (any, 2) on rank 0 but (any, 3) on rank {last}"),
+    "exchanged dtype": (
+        lambda n, odd: hvd.alltoall_async(ones((0, 3), "float64" if odd else "float32"), name=n),
+        "dtype 'float32' on rank 0 but 'float64' on rank {last}",
+    ),
+    "scattered rows": (lambda n, odd: hvd.reducescatter_async(ones((4 if odd else 3, 2)), name=n), "shape (3, 2) on rank 0 but (4, 2) on rank {last}"),
+    "scattered op": (
+        lambda n, odd: hvd.reducescatter_async(ones(3), name=n, op=hvd.Sum if odd else hvd.Average),
+        "op 'Average' on rank 0 but 'Sum' on rank {last}",
+    ),
+    "scattered factor": (
+        lambda n, odd: hvd.reducescatter_async(ones(3), name=n, prescale_factor=2.0 if odd else 1.0),
+        "prescale_factor 1.0 on rank 0 but 2.0 on rank {last}",
+    ),
+    "gathered group": (
+        lambda n, odd: hvd.grouped_allgather_async([ones((1, 2)), ones((1, 3 if odd else 2))], name=n),
+        "[1]' has shape (any, 2) on rank 0 but (any, 3) on rank {last}",
+    ),
+    "scattered group": (
+        lambda n, odd: hvd.grouped_reducescatter_async([ones(2)] * (2 if odd else 3), name=n),
+        "a number of tensors 3 on rank 0 but 2 on rank {last}",
+    ),
+    "group or not": (
+        lambda n, odd: hvd.grouped_allgather_async([ones(2)], name=n) if odd else hvd.allgather_async(ones(2), name=n),
+        "'allgather' on rank 0 but 'grouped_allgather' on rank {last}",
+    ),
     "group": (lambda n, odd: hvd.allreduce_async([ones(1)] * (2 if odd else 3), name=n), "a number of tensors 3 on rank 0 but 2 on rank {last}"),
 }
 
@@ -102,6 +128,10 @@ def test_what_one_rank_alone_gets_wrong_is_refused_before_anybody_is_asked(odd):
             hvd.allreduce_async([ones((3, 4)).T], name="error.local")
         with pytest.raises(hvd.SettingError, match="has dtype object"):
             hvd.broadcast_async([np.array([None])], 0)
+        with pytest.raises(hvd.SettingError, match="no negative number of rows"):
+            hvd.alltoall_async(ones(0), [-1, *[0] * (hvd.size() - 2), 1])
+        with pytest.raises(hvd.SettingError, match="is a scalar"):
+            hvd.reducescatter_async(np.array(1.0))
     hvd.allreduce(ones(3), name="error.local")
 
 

@@ -1,62 +1,23 @@
-"""What each collective asks of the transport, step by step, and what ranks must agree on first.
-
-Results are written into the arrays that were handed in, where a collective keeps the shape.
-"""
+"""Combine arrays over the ranks: tensors, groups, and buckets of gradients, compressed or not."""
 
 from __future__ import annotations
 
-import enum
 import math
-from collections import Counter
 from collections.abc import Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
-from .compression import AllGather, AllReduce, Broadcast, Bucket, Compressor, Exchange, Sent
-from .compression._two_sided import Cast, two_sided
-from .engine import Program
-from .errors import SettingError
-from .negotiation import Signature, Vote
-from .transports import Across, NodeReduce, NodeShare
-
-_TOGETHER_BYTES = 4 << 20
-
-
-class ReduceOp(enum.IntEnum):
-    """How ranks are combined; the numbers are Horovod's."""
-
-    Average = 0
-    Sum = 1
-    Min = 3
-    Max = 4
-    Product = 5
-
-
-Average, Sum, Min, Max, Product = ReduceOp
-
-_MPI_OP: dict[ReduceOp, Literal["sum", "min", "max", "product"]] = {Average: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-
-
-class Operation:
-    """What the collectives share: they run alone, and their values do not matter to the agreement."""
-
-    kind: ClassVar[str]
-    nbytes: int = 0
-
-    def vote(self) -> Vote:
-        """This rank's votes; asked once, on the communication thread."""
-        return Vote.ALL
-
-    def fusion_key(self) -> Hashable | None:
-        """Ready neighbours with the same key may run as one; None: this one runs alone."""
-        return None
-
-    def fused(self, operations: Sequence[Any]) -> Program:
-        """Run several as one; returns the list of their results."""
-        raise AssertionError(f"{self.kind} is never fused")
+from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
+from ..compression import AllReduce, Bucket, Compressor, Exchange, Sent
+from ..compression._two_sided import Cast, two_sided
+from ..engine import Program
+from ..errors import SettingError
+from ..negotiation import Signature, Vote
+from ..transports import Across, NodeReduce, NodeShare
+from ._base import Operation, check_arrays, deal_out
+from ._reduction import COMBINE, Average, ReduceOp, Sum, divide, scale
 
 
 @dataclass(frozen=True)
@@ -175,17 +136,17 @@ class AllReduceOperation(Operation):
         xp = ops(group[0][1])
         flat = group[0][1].reshape(-1) if len(group) == 1 else xp.concat([a for _, a in group])
         if self.prescale != 1.0:
-            _scale(flat, self.prescale)
+            scale(flat, self.prescale)
         layout = self.layout or [(name, tuple(a.shape)) for name, a in group]
         if compressor is not None:
             yield from self._compressed(flat, layout, compressor)
         else:
             yield from self._plain(flat)
         if len(group) > 1:
-            _deal_out(flat, [array for _, array in group])
+            deal_out(flat, [array for _, array in group])
 
     def _plain(self, flat: Array) -> Program:
-        dtype, op = dtype_name(flat), _MPI_OP[self.op]
+        dtype, op = dtype_name(flat), COMBINE[self.op]
         factor = self.postscale / (self.num_ranks if self.op is Average else 1)
         if dtype in NARROW_FLOATS:
             result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
@@ -199,9 +160,9 @@ class AllReduceOperation(Operation):
             return
         yield AllReduce(flat, op, self.resident)
         if self.op is Average:
-            _divide(flat, self.num_ranks)
+            divide(flat, self.num_ranks)
         if self.postscale != 1.0:
-            _scale(flat, self.postscale)
+            scale(flat, self.postscale)
 
     def _compressed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor) -> Program:
         xp, dtype = ops(flat), dtype_name(flat)
@@ -227,97 +188,7 @@ class AllReduceOperation(Operation):
     def _rescale(self, mean: Array) -> None:
         factor = self.postscale * (self.num_ranks if self.op is Sum else 1)
         if factor != 1.0:
-            _scale(mean, factor)
-
-
-@dataclass
-class AllGatherOperation(Operation):
-    """Concatenate arrays of all ranks along the first dimension, which may differ."""
-
-    name: str
-    array: Array
-    num_ranks: int
-    signature: bytes = field(init=False)
-    kind: ClassVar[str] = "allgather"
-
-    def __post_init__(self) -> None:
-        check_arrays(self.name, [self.array])
-        if len(self.array.shape) == 0:
-            raise SettingError(f"{self.name!r} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)")
-        self.nbytes = int(self.array.nbytes)
-        self.signature = Signature(name=self.name, kind=self.kind, shapes=((-1, *self.array.shape[1:]),), dtypes=(dtype_name(self.array),)).encode()
-
-    def program(self, vote: Vote) -> Program:
-        """First the lengths, then the bytes. Returns ``(whole array, first dimension of each rank)``."""
-        xp, rest, dtype = ops(self.array), tuple(self.array.shape[1:]), dtype_name(self.array)
-        lengths = [int(n[0]) for (n,) in (yield AllGather((np.array([self.array.shape[0]], np.int64),)))]
-        raw = xp.as_bytes(self.array)
-        row_bytes = math.prod(rest) * self.array.dtype.itemsize
-        rows = yield AllGather((raw,), tuple(n * row_bytes for n in lengths))
-        return xp.from_bytes(xp.concat([row for (row,) in rows]), dtype, (sum(lengths), *rest)), lengths
-
-
-@dataclass
-class BroadcastOperation(Operation):
-    """Copy arrays of one rank to all, in place."""
-
-    name: str
-    arrays: list[Array]
-    root: int
-    layout: Sequence[tuple[str, tuple[int, ...]]] = ()
-    signature: bytes = field(init=False)
-    kind: ClassVar[str] = "broadcast"
-
-    def __post_init__(self) -> None:
-        check_arrays(self.name, self.arrays)
-        self.nbytes = sum(int(a.nbytes) for a in self.arrays)
-        self.signature = Signature(
-            name=self.name,
-            kind=self.kind,
-            tensors=tuple(n for n, _ in self.layout),
-            shapes=tuple(tuple(a.shape) for a in self.arrays),
-            dtypes=tuple(dtype_name(a) for a in self.arrays),
-            root=self.root,
-        ).encode()
-
-    def program(self, vote: Vote) -> Program:
-        """Arrays of one dtype travel together, up to a size at which another message costs nothing."""
-        together: dict[str, list[Array]] = {}
-        size: Counter[str] = Counter()
-        for array in self.arrays:
-            dtype = dtype_name(array)
-            if size[dtype] + array.nbytes > _TOGETHER_BYTES and dtype in together:
-                yield from self._sent(together.pop(dtype))
-                del size[dtype]
-            together.setdefault(dtype, []).append(array)
-            size[dtype] += array.nbytes
-        for arrays in together.values():
-            yield from self._sent(arrays)
-        return self.arrays
-
-    def _sent(self, arrays: list[Array]) -> Program:
-        if len(arrays) == 1:
-            yield Broadcast(arrays[0], self.root)
-            return
-        whole = ops(arrays[0]).concat(arrays)
-        yield Broadcast(whole, self.root)
-        _deal_out(whole, arrays)
-
-
-@dataclass
-class BarrierOperation(Operation):
-    """Nothing moves: that all ranks agreed is the barrier."""
-
-    name: str
-    signature: bytes = field(init=False)
-    kind: ClassVar[str] = "barrier"
-
-    def __post_init__(self) -> None:
-        self.signature = Signature(name=self.name, kind=self.kind).encode()
-
-    def program(self, vote: Vote) -> Program:
-        """Done as soon as it begins."""
-        yield from ()
+            scale(mean, factor)
 
 
 def _across(exchange: Exchange) -> Generator[Across, Any, tuple[Array, Sent]]:
@@ -330,54 +201,3 @@ def _across(exchange: Exchange) -> Generator[Across, Any, tuple[Array, Sent]]:
             result: tuple[Array, Sent] = stop.value
             return result
         answer = yield Across(request)
-
-
-def check_arrays(name: str, arrays: Sequence[Array]) -> None:
-    """Raise for arrays that cannot be sent: those of objects, and those whose entries do not lie side by side, since results are written in place."""
-    for array in arrays:
-        ops(array)
-        if isinstance(array, np.ndarray):
-            if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names:
-                raise SettingError(
-                    f"{name!r} has dtype {array.dtype}; numbers or booleans are expected; send other things with broadcast_object or allgather_object"
-                )
-            if not array.flags.c_contiguous:
-                raise SettingError(f"{name!r} is not contiguous; entries that lie side by side in C order are expected; pass numpy.ascontiguousarray(x)")
-
-
-def _deal_out(whole: Array, arrays: Sequence[Array]) -> None:
-    """Copy consecutive parts of a vector back into the arrays it was made of."""
-    start = 0
-    for array in arrays:
-        array[...] = whole[start : start + array.size].reshape(array.shape)
-        start += array.size
-
-
-def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postscale: float) -> None:
-    """Raise :class:`hvdlite.errors.SettingError` for what no reduction can mean."""
-    if dtype == "bool" and op not in (Min, Max):
-        raise SettingError(
-            f"{name!r} is boolean, and op={op.name} of booleans has no meaning; Max (any) or Min (all) is expected; convert it to an integer type to count"
-        )
-    if dtype.startswith("complex") and op in (Min, Max):
-        raise SettingError(f"{name!r} is complex, and op={op.name} needs an order; Sum, Average or Product is expected")
-    for what, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
-        if not math.isfinite(value):
-            raise SettingError(f"{what}={value} for {name!r}; a finite number is expected")
-
-
-def _divide(flat: Array, divisor: int) -> None:
-    """Integers, in place: exactly, and truncated, as Horovod does."""
-    wide = np.asarray(flat, np.uint64 if dtype_name(flat) == "uint64" else np.int64)
-    flat[...] = (wide - np.fmod(wide, divisor)) // divisor
-
-
-def _scale(flat: Array, factor: float) -> None:
-    """In place, for any dtype; integers are scaled in double precision and truncated."""
-    dtype = dtype_name(flat)
-    if dtype in NARROW_FLOATS:
-        flat[...] = ops(flat).cast(ops(flat).cast(flat, "float32") * factor, dtype)
-    elif is_floating(dtype):
-        flat *= flat.dtype.type(factor)
-    else:
-        flat[...] = np.trunc(np.asarray(flat, np.float64) * factor)
