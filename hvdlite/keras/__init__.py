@@ -25,12 +25,11 @@ from hvdlite import (
     shutdown,
     size,
 )
-
 from hvdlite.errors import MissingDependencyError
 
 if find_spec("keras") is None:
     raise MissingDependencyError(
-        "Keras is not installed, and hvdlite.keras stands on it; keras>=3.0 and one of its backends are expected; pip install keras and tensorflow, torch or jax"
+        "Keras is not installed, and hvdlite.keras stands on it; keras>=3 and a backend of it are expected; pip install keras and tensorflow, torch or jax"
     )
 
 from . import callbacks

@@ -11,8 +11,8 @@ import keras
 import hvdlite
 from hvdlite import SettingError
 
+from .averages import Samples, average_logs
 from .fitting import begin_together, check_distributed, check_steps, make_ready
-from .metrics import Samples, average_logs
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -161,9 +161,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: rank 0 says when it has arrived.
     """
 
-    def __init__(
-        self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True, steps_per_epoch: int | None = None, verbose: int = 0
-    ):
+    def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True, steps_per_epoch: int | None = None, verbose: int = 0):
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch
             done = epoch + 1.0 / self.steps_per_epoch  # so that the last batch has the whole rate

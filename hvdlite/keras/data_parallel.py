@@ -11,12 +11,13 @@ import keras
 import hvdlite
 from hvdlite import Average, ReduceOp, SettingError
 
+from .averages import Samples, numbers, weighted_means
 from .checkpoint import Checkpoint
 from .compression import Compression
 from .exchange import Options
 from .fitting import begin_together, check_steps, make_ready
-from .metrics import Samples, numbers, weighted_means
 from .optimizer import distribute, exchange_of, link_of, make_options
+from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
 
@@ -117,7 +118,7 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
         """Average the metrics, in place; stop on all ranks when one is to stop; leave a checkpoint."""
         samples = self._samples.end_epoch(self.model)
         if hvdlite.size() > 1:
-            rate = float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+            rate = float(as_numpy(self._optimizer.learning_rate))
             self._wait_for_steps()
             exchange_of(self._optimizer).end()
             mine = (numbers(logs), samples, rate, bool(self.model.stop_training))
@@ -141,7 +142,7 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _wait_for_steps(self) -> None:
         """JAX runs ahead of Python: the last exchange is over once the number of steps is known."""
-        keras.ops.convert_to_numpy(self._optimizer.iterations)
+        as_numpy(self._optimizer.iterations)
 
     def _check_optimizer(self) -> None:
         if self.model.optimizer is not self._optimizer:
@@ -165,6 +166,6 @@ def _check_rates(rates: Sequence[float], epoch: int) -> None:
     other = next((rank for rank, rate in enumerate(rates) if rate != rates[0]), None)
     if other is not None:
         raise SettingError(
-            f"after epoch {epoch + 1} the learning rate is {rates[0]:g} on rank 0 but {rates[other]:g} on rank {other}; it must be the same on every rank; a callback "
+            f"after epoch {epoch + 1} the learning rate is {rates[0]:g} on rank 0 but {rates[other]:g} on rank {other}; it must be the same; a callback "
             "before hvd.DataParallel() judged the metrics of its own rank: put hvd.DataParallel() first in the list"
         )

@@ -54,9 +54,7 @@ class Exchange:
         self._name = options.name or world.auto_name("optimizer")
         self._names = unique_names(variables)
         groups = number_groups(options.groups, variables)
-        self._parameters = [
-            Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)
-        ]
+        self._parameters = [Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor)  # what it remembers is this optimizer's
         if compressor is not None:
@@ -271,5 +269,3 @@ def number_groups(groups: Any, variables: Sequence[Any]) -> dict[int, int]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
-
-

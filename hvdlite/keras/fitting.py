@@ -54,8 +54,8 @@ def check_steps(params: Mapping[str, Any]) -> None:
     if different is not None:
         first = next(iter(known))
         raise MismatchError(
-            f"rank {first} has {known[first]} batches an epoch and rank {different} has {known[different]}; the same number is expected on every rank, since they "
-            f"step together; shard the data with hvd.shard(...), or pass steps_per_epoch={min(known.values())}"
+            f"rank {first} has {known[first]} batches an epoch and rank {different} has {known[different]}; the same number is expected, since all "
+            f"ranks step together; shard the data with hvd.shard(...), or pass steps_per_epoch={min(known.values())}"
         )
 
 

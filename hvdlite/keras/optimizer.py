@@ -278,7 +278,9 @@ def load_compression_state_dict(optimizer: Any, state: Mapping[str, Any]) -> Non
 def _link_for(optimizer: Any) -> Link:
     link = link_of(optimizer)
     if link is None:
-        raise SettingError(f"{optimizer!r} exchanges nothing; an optimizer from hvd.DistributedOptimizer() or hvd.DataParallel() is expected; distribute it first")
+        raise SettingError(
+            f"{optimizer!r} exchanges nothing; an optimizer from hvd.DistributedOptimizer() or hvd.DataParallel() is expected; distribute it first"
+        )
     return link
 
 

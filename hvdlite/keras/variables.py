@@ -90,7 +90,9 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 def as_numpy(value: Any) -> Any:
     """A contiguous copy."""
-    if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
+    if isinstance(value, keras.Variable):
+        value = value.value
+    if keras.ops.is_tensor(value):
         try:
             value = keras.ops.convert_to_numpy(value)
         except (NotImplementedError, TypeError, RuntimeError) as error:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-import keras
-
 import hvdlite
+
+from .variables import as_numpy
 
 VALIDATION = "val_"
 
@@ -38,7 +38,7 @@ class Samples:
 def count_of(model: Any) -> float:
     """Samples in the model's mean of the loss; 1 for a model that keeps none, whose rank then counts as any other."""
     tracker = next((m for m in model.metrics if m.name == "loss" and hasattr(m, "count")), None)
-    return 1.0 if tracker is None else float(keras.ops.convert_to_numpy(tracker.count))
+    return 1.0 if tracker is None else float(as_numpy(tracker.count))
 
 
 def weighted_means(everyone: Sequence[tuple[Mapping[str, float], tuple[float, float]]]) -> dict[str, float]:
