@@ -194,7 +194,7 @@ class Exchange:
         self._state_handle.wait()
         if not keep:
             self._state_handle = None
-        states = [State(s) for s in self._states]
+        states = [State(int(s)) for s in self._states]
         ended = [rank for rank, state in enumerate(states) if state is State.ENDED]
         if ended and len(ended) < len(states):
             others = [rank for rank in range(len(states)) if rank not in ended]

@@ -36,8 +36,8 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     _hvdlite: Link | None = None
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """The user's class: it is what a saved model names, so that it loads without hvdlite."""
         return type(self).__bases__[1]
 
@@ -94,8 +94,8 @@ class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
 
     _agrees = False
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """The user's class, as for every distributed optimizer."""
         return type(self).__bases__[1]
 

@@ -279,7 +279,7 @@ def test_a_saved_model_needs_no_hvdlite(rank, size, shared_path):
     """And predicts the same there; here it loads with its optimizer distributed again."""
     x, y = batches(4, size)
     model = build()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression="int8"), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression="fp16"), "mse")
     fit(model, rows(x, rank), rows(y, rank))
     if rank == 0:
         model.save(shared_path / "model.keras")
@@ -291,7 +291,7 @@ def test_a_saved_model_needs_no_hvdlite(rank, size, shared_path):
         assert "OPTIMIZER Adam 4" in done.stdout, done.stderr[-3000:]
         np.testing.assert_allclose(np.load(shared_path / "found.npy"), model.predict(rows(x)[:5], verbose=0), rtol=1e-6)
     hvdlite.barrier()
-    again = hvd.load_model(shared_path / "model.keras", compression="int8")
+    again = hvd.load_model(shared_path / "model.keras", compression="fp16")
     fit(model, rows(x, rank), rows(y, rank))
     fit(again, rows(x, rank), rows(y, rank))
     assert int(again.optimizer.iterations) == 8

@@ -17,7 +17,7 @@ class BackendExchange(Exchange):
 
     def mean(self, gradients: Sequence[Any]) -> list[Any]:
         """The means, as views of the buckets."""
-        arrays = []
+        arrays: list[Any] = []
         for variable, gradient in zip(self.variables, gradients, strict=True):
             if gradient is None:
                 arrays.append(None)
