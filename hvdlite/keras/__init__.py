@@ -1,7 +1,5 @@
 """hvdlite for Keras 3, on each of its backends: ``import hvdlite.keras as hvd``. Names, arguments and defaults are Horovod's."""
 
-from importlib.util import find_spec
-
 from hvdlite import (
     Average,
     HorovodInternalError,
@@ -27,10 +25,15 @@ from hvdlite import (
 )
 from hvdlite.errors import MissingDependencyError
 
-if find_spec("keras") is None:
+try:
+    import keras as _keras
+except ModuleNotFoundError as error:
     raise MissingDependencyError(
-        "Keras is not installed, and hvdlite.keras stands on it; keras>=3 and a backend of it are expected; pip install keras and tensorflow, torch or jax"
-    )
+        f"{error.name} is not installed, and hvdlite.keras stands on Keras and the backend that KERAS_BACKEND names (tensorflow if it is not set); "
+        "keras>=3 and that backend are expected; pip install keras and tensorflow, torch or jax"
+    ) from error
+if not hasattr(_keras, "ops"):
+    raise MissingDependencyError(f"Keras {_keras.__version__} is too old; keras>=3 is expected; pip install --upgrade keras")
 
 from . import callbacks
 from .compression import Compression

@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import SettingError
 
 from .averages import Samples, average_logs
-from .fitting import begin_together, check_distributed, check_steps, make_ready
+from .fitting import begin_together, build_optimizer, check_distributed, check_steps, make_ready
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -45,6 +45,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Broadcast; Keras 3 has built model and optimizer before."""
         if hvdlite.size() > 1:
             check_distributed(self.model)
+            build_optimizer(self.model)
             check_steps(self.params)
             begin_together(self.model, self.root_rank)
 

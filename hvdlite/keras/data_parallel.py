@@ -15,7 +15,7 @@ from .averages import Samples, numbers, weighted_means
 from .checkpoint import Checkpoint
 from .compression import Compression
 from .exchange import Options
-from .fitting import begin_together, check_steps, make_ready
+from .fitting import begin_together, build_optimizer, check_steps, make_ready
 from .optimizer import distribute, exchange_of, link_of, make_options
 from .variables import as_numpy
 
@@ -94,6 +94,7 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Check that the ranks fit together, restore a checkpoint, and start from one rank's variables."""
         self._check_optimizer()
+        build_optimizer(self.model)
         if hvdlite.size() > 1:
             check_steps(self.params)
         if self._checkpoint is not None:

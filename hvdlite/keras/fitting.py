@@ -59,6 +59,23 @@ def check_steps(params: Mapping[str, Any]) -> None:
         )
 
 
+def build_optimizer(model: Any) -> None:
+    """Make the optimizer's variables. Keras does it before ``fit`` on other backends, and in the first step on TensorFlow.
+
+    Raises:
+        SettingError: the model itself has no variables yet.
+    """
+    if not model.built:
+        raise SettingError(
+            f"model {model.name!r} has no variables before its first step, so there is nothing to make equal on all ranks; a built model is expected; "
+            "begin it with keras.layers.Input(shape), or call model.build(shape) before fit"
+        )
+    optimizer = model.optimizer
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(model.trainable_variables)
+
+
 def begin_together(model: Any, root_rank: int) -> None:
     """Give every rank the root's variables, and look that it worked."""
     broadcast_model(model, root_rank)

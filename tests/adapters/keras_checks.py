@@ -350,6 +350,20 @@ def test_a_model_that_was_not_compiled_is_refused():
         hvd.DataParallel().set_model(build())
 
 
+def test_a_model_without_variables_is_built_or_refused(rank, size):
+    """TensorFlow makes them in the first step, when it would be too late."""
+    x, y = batches(2, size)
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    if BACKEND == "tensorflow":
+        with pytest.raises(hvdlite.SettingError, match=r"has no variables before its first step.*keras\.layers\.Input"):
+            fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.DataParallel()])
+    else:
+        fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.DataParallel()])
+        assert_equal_everywhere(model)
+
+
 def test_schedules_and_warm_up_follow_goyal(rank, size):
     """SGD's gathered steps are scaled with the rate: the same as gathering gradients and multiplying by the rate of the step."""
     x, y = batches(4, size)

@@ -11,11 +11,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.buffer_callback import buffer_callback
 
 from hvdlite import SettingError
+from hvdlite.errors import MissingDependencyError
 
 from ..exchange import Exchange
+
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(
+        f"JAX {jax.__version__} has no buffer_callback, through which a compiled step exchanges gradients; a newer JAX is expected; pip install --upgrade jax"
+    ) from error
 
 
 class BackendExchange(Exchange):
