@@ -1,6 +1,7 @@
 """Runs tests/adapters/keras_checks.py: a job of ranks on each backend, since Keras has one a process."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,22 @@ def test_a_rank_that_runs_out_of_batches_ends_the_job_with_the_cause(backend, tm
     done = job(backend, 2, str(script))
     assert done.returncode != 0
     assert "rank 1 has no further batch and rank 0 has one more" in done.stdout, done.stdout[-5000:]
+
+
+def test_the_programs_of_the_documentation_run(tmp_path):
+    text = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(programs) == 2
+    script = tmp_path / "documentation.py"
+    script.write_text("\n".join([*programs, "print('DONE', hvd.rank())"]))
+    done = job("torch", 2, "--no-prefix", str(script))
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert {"DONE 0", "DONE 1"} <= set(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("missing", "backend"), [("keras", "torch"), ("jax", "jax")])
+def test_what_is_missing_is_named_with_the_remedy(missing, backend, python):
+    done = python(f"import sys; sys.modules[{missing!r}] = None\nimport hvdlite.keras", KERAS_BACKEND=backend)
+    assert done.returncode != 0
+    assert f"MissingDependencyError: {missing} is not installed, and hvdlite.keras stands on" in done.stderr
+    assert "pip install keras and tensorflow, torch or jax" in done.stderr
