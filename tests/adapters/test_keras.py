@@ -24,9 +24,16 @@ def job(backend: str, size: int, *command: str) -> "subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize(("backend", "size"), [*((b, n) for b in BACKENDS for n in (2, 3)), ("torch", 1)])
-def test_the_laws_hold(backend, size):
-    done = job(backend, size, "-m", "pytest", "-q", "-x", str(CHECKS))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_laws_hold_on_two_ranks(backend):
+    done = job(backend, 2, "-m", "pytest", "-q", "-x", str(CHECKS))
+    assert done.returncode == 0, done.stdout[-20000:]
+    assert done.stdout.count(" passed") >= 2, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize(("backend", "size"), [*((backend, 3) for backend in BACKENDS), ("torch", 1)])
+def test_the_sums_are_right_on_other_numbers_of_ranks(backend, size):
+    done = job(backend, size, "-m", "pytest", "-q", "-x", str(CHECKS), "-k", "whole_batch or together or one_callback or overflow")
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]
 
