@@ -42,12 +42,12 @@ class BackendExchange(Exchange):
         if self._whole is None:
             return self._added_up(gradients)
         if is_tracing():
-            tf.numpy_function(self._enter, [], [])
+            tf.numpy_function(self._enter, [_first_entry(gradients)], [])
         else:
             self._enter()
         return self._whole.exchange(gradients)
 
-    def _enter(self) -> tuple[()]:
+    def _enter(self, *_: Any) -> tuple[()]:
         self.begin(self._weights)
         self.hear()
         return ()
@@ -69,7 +69,7 @@ class BackendExchange(Exchange):
             return out
 
         results = tf.numpy_function(exchange, present, [g.dtype for g in present])
-        return spread_tensors(given, results)
+        return _spread_tensors(given, results)
 
     def _weights(self) -> list[Any]:
         return [as_array(v.value) for v in self.variables]
@@ -82,7 +82,13 @@ class BackendExchange(Exchange):
         return tf.ensure_shape(tf.numpy_function(lambda mine: np.asarray(self.agree(bool(mine))), [finite], tf.bool), ())
 
 
-def spread_tensors(given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def _first_entry(gradients: Sequence[Any]) -> tf.Tensor:
+    """Of the gradient that the backward pass has first: once it exists, so does the batch. A function of nothing runs before."""
+    last = next((g for g in reversed(gradients) if g is not None), None)
+    return tf.zeros((1,)) if last is None else tf.reshape(last.values if isinstance(last, tf.IndexedSlices) else last, (-1,))[:1]
+
+
+def _spread_tensors(given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """Results for those that are given, with their shapes."""
     left = iter(results)
     return [None if g is None else tf.ensure_shape(next(left), g.shape) for g in given]
