@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import hvdlite
 
-from .collectives import gather_rows
+from .collectives.allgather import gather_rows
 from .tensors import plain_python
 
 

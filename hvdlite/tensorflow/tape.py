@@ -14,7 +14,8 @@ import hvdlite
 from hvdlite import Average, ReduceOp, Sum
 from hvdlite.agreement import override
 
-from .collectives import check_process_set, grouped_allreduce
+from .collectives import grouped_allreduce
+from .collectives.calls import check_process_set
 from .compression import Compression
 from .gradients import GradientExchange
 from .tensors import plain_python
