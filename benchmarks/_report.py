@@ -33,7 +33,7 @@ STRONG = ("#d1122f", "#0b5fd0", "#0a8f3c", "#e07b00", "#7b2fc4", "#008b8b")
 MUTED = ("#5f6b76", "#a07f5a", "#8fa3b5", "#b5a8c0", "#93a886")
 """For what is not."""
 _WIDE = 3000  # a range on which a number for every decade is enough
-_PACKAGES = ("hvdlite", "numpy", "torch", "mpi4py", "ml_dtypes", "horovod")
+_PACKAGES = ("hvdlite", "numpy", "torch", "tensorflow-cpu", "tensorflow", "keras", "mpi4py", "ml_dtypes", "horovod")
 
 
 def arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any]) -> argparse.Namespace:
