@@ -124,7 +124,7 @@ class GradientExchange:
         wanted = [i for i in range(len(gradients)) if i not in left_out]
         with tf.name_scope("hvdlite_exchange"):
             given = {i: self._slices(i, gradients[i]) if self._is_sparse(i) else (self._dense(i, gradients[i]),) for i in present}
-            for i in in_creation_order(given):
+            for i in in_creation_order({i: gradients[i] for i in given}):
                 tf.numpy_function(partial(self._traced_gather if self._is_sparse(i) else self._traced_hand_over, i), given[i], [])
             types = [tf.as_dtype(dtype) for i in wanted for dtype in [tf.int64] * self._is_sparse(i) + [self._parameters[i].dtype]]
             outputs = iter(tf.numpy_function(partial(self._traced_finish, wanted, left_out), [], types))

@@ -9,6 +9,7 @@ with warnings.catch_warnings():
     import tensorflow as tf
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)  # a wait must never take the thread that a hand-over needs
 
 
 @pytest.fixture

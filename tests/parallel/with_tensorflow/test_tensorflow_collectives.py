@@ -60,8 +60,9 @@ def test_operations_factors_and_shapes(run_as, rank, size):
     expected |= {"fp16": total, "a spec": total, "a class": total}
     found = run_as(step)()
     assert found.keys() == expected.keys()
+    rounded = {"fp16": 1e-3, "a spec": 1e-2}  # their mean is, before it is multiplied to the sum
     for name, result in found.items():
-        np.testing.assert_allclose(result, expected[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(result, expected[name], rtol=rounded.get(name, 1e-6), err_msg=name)
         assert result.shape == expected[name].shape
 
 

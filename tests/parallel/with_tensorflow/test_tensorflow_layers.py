@@ -24,7 +24,7 @@ def test_equals_one_process_with_the_whole_batch(shape, axis, rows, run_as, rank
     """Outputs, moving moments, and all gradients: the input's too, though other ranks' losses depend on it."""
     counts = {"even": [4] * size, "uneven": [2 + 3 * r for r in range(size)], "one rank has none": [5] * (size - 1) + [0 if size > 1 else 5]}[rows]
     rng = np.random.default_rng(0)
-    whole = (100 + rng.standard_normal((sum(counts), *shape))).astype(np.float32)  # far from zero: differences of squares would cancel
+    whole = (3 + rng.standard_normal((sum(counts), *shape))).astype(np.float32)
     weights = rng.standard_normal(whole.shape).astype(np.float32)
     mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     layers = [hvd.SyncBatchNormalization(axis=axis), tf.keras.layers.BatchNormalization(axis=axis)]
@@ -40,6 +40,14 @@ def test_equals_one_process_with_the_whole_batch(shape, axis, rows, run_as, rank
     for name in ("moving_mean", "moving_variance"):
         np.testing.assert_allclose(getattr(layers[0], name), getattr(layers[1], name), rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(layers[0](whole[mine]), layers[1](whole[mine]), atol=1e-3)  # not training: nothing is communicated
+
+
+def test_variance_survives_a_mean_far_from_zero(rank, size):
+    """The difference of mean squares would be wrong by a hundredth."""
+    whole = (300 + np.random.default_rng(0).standard_normal((8 * size, 3))).astype(np.float32)
+    layer = hvd.SyncBatchNormalization(momentum=0.0)
+    layer(whole[8 * rank : 8 * rank + 8], training=True)
+    np.testing.assert_allclose(layer.moving_variance, whole.astype(np.float64).var(0), rtol=1e-4)
 
 
 def test_masked_steps_do_not_count(rank, size):
