@@ -47,6 +47,7 @@ EXCEPTIONS = {
     "keras._backends.tensorflow": {"tensorflow"},  # a backend of Keras stands on that framework's adapter
     "keras._backends.torch": {"torch"},
     "tensorflow.keras": {"keras"},  # another name of it
+    "tensorflow.optimizer": {"keras"},  # TensorFlow's optimizers are Keras'
 }
 FOREIGN = {
     "mpi4py": {"transports/mpi.py", "launch/probe.py"},
