@@ -13,6 +13,7 @@ from hvdlite import SettingError
 
 from .averages import Samples, average_logs
 from .fitting import begin_together, build_optimizer, check_distributed, check_steps, make_ready
+from .optimizer import inner_of
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -224,7 +225,7 @@ def _rate_of(optimizer: Any) -> float:
 
 def _scale_momentum(optimizer: Any, factor: float) -> None:
     """Keras's SGD gathers steps, not gradients: those of before were taken at another rate."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = inner_of(optimizer)
     if isinstance(inner, keras.optimizers.SGD) and inner.momentum and inner.built:
         for momentum in inner.momentums:
             momentum.assign(momentum * factor)

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint
 from .compression import Compression
 from .exchange import Options
 from .fitting import begin_together, build_optimizer, check_steps, make_ready
-from .optimizer import distribute, exchange_of, link_of, make_options
+from .optimizer import distribute, exchange_of, inner_of, link_of, make_options
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -101,7 +101,8 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
             self._checkpoint.restore(self.model)
         if hvdlite.size() > 1:
             begin_together(self.model, self._root_rank)
-            exchange_of(self._optimizer).is_watched = True
+            is_own_step = type(self.model).train_step is keras.Model.train_step
+            exchange_of(self._optimizer).watch(overlap=is_own_step and self._optimizer is inner_of(self._optimizer))
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Look that the model still has the optimizer that exchanges."""
@@ -139,7 +140,7 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
             self._wait_for_steps()
             exchange = exchange_of(self._optimizer)
             exchange.end()
-            exchange.is_watched = False
+            exchange.unwatch()
 
     def _wait_for_steps(self) -> None:
         """JAX runs ahead of Python: the last exchange is over once the number of steps is known."""

@@ -66,7 +66,6 @@ class Exchange:
         self._passes_done = 0
         self._state_handle: Handle | None = None
         self.is_watched = False
-        """Whether ranks tell each other that they have a batch: then one without is an error instead of a wait."""
 
     @cached_property
     def _buckets(self) -> GradientBuckets:
@@ -84,6 +83,17 @@ class Exchange:
     def lay_out_as(self, order: Sequence[str]) -> None:
         """Lay the buckets out as in an earlier run; every rank passes the same order."""
         self._buckets.lay_out_as(order)
+
+    def watch(self, *, overlap: bool) -> None:
+        """Let ranks tell each other that they have a batch: one without is then an error instead of a wait.
+
+        ``overlap``: nobody but Keras's own step makes and sees the gradients, so that they may be exchanged as soon as each exists.
+        """
+        self.is_watched = True
+
+    def unwatch(self) -> None:
+        """Let every rank step when it likes."""
+        self.is_watched = False
 
     # --- what a subclass brings ---
 
@@ -128,9 +138,17 @@ class Exchange:
             gradients, self._passes_done = self._sums, 0
             self._sums = [None] * len(self.variables)
         self.begin(weights)
-        for name, gradient in reversed(list(zip(self._names, gradients, strict=True))):
-            if gradient is not None:
-                self._buckets.hand_over(name, gradient)
+        for i in reversed(range(len(gradients))):
+            if gradients[i] is not None:
+                self.hand_over(i, gradients[i])
+        return self.collect()
+
+    def hand_over(self, i: int, gradient: Array | None) -> None:
+        """The gradient of the i-th variable is there: copy it into its bucket."""
+        self._buckets.hand_over(self._names[i], gradient)
+
+    def collect(self) -> list[Array | None]:
+        """Wait for what was handed over; the means, as :meth:`reduce` returns them."""
         self.hear()
         absent = self._buckets.finish()
         return [None if name in absent and not self._buckets.view(name).any() else self._buckets.view(name) for name in self._names]

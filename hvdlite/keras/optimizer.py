@@ -41,17 +41,11 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         """The user's class: it is what a saved model names, so that it loads without hvdlite."""
         return type(self).__bases__[1]
 
-    @property
-    def loss_scale_factor(self) -> float | None:
-        """The factor of the loss. A LossScaleOptimizer takes it from the optimizer it wraps, which thereby learns that it is wrapped."""
-        factor: float | None = self.__dict__.get("loss_scale_factor")
-        return factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, factor: float | None) -> None:
-        self.__dict__["loss_scale_factor"] = factor
-        if self._hvdlite is not None and factor is None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A LossScaleOptimizer takes ``loss_scale_factor`` from the optimizer it wraps, which thereby learns that it is wrapped."""
+        if name == "loss_scale_factor" and value is None and self._hvdlite is not None:
             self._hvdlite.is_wrapped = True
+        super().__setattr__(name, value)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Exchange the gradients, then step.
@@ -243,14 +237,18 @@ def _with_accumulation(optimizer: Any, options: Options) -> Options:
 
 def link_of(optimizer: Any) -> Link | None:
     """What makes an optimizer exchange, or the one it wraps; None for one that does not."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    link: Link | None = getattr(inner, "_hvdlite", None)
+    link: Link | None = getattr(inner_of(optimizer), "_hvdlite", None)
     return link
+
+
+def inner_of(optimizer: Any) -> Any:
+    """What a LossScaleOptimizer wraps; any other optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def exchange_of(optimizer: Any) -> Exchange:
     """The exchange of a distributed optimizer that is built."""
-    inner, link = getattr(optimizer, "inner_optimizer", optimizer), link_of(optimizer)
+    inner, link = inner_of(optimizer), link_of(optimizer)
     assert link is not None
     if link.exchange is None or [id(v) for v in link.exchange.variables] != [id(v) for v in inner._trainable_variables]:
         link.exchange = exchange_class()(inner._trainable_variables, link.options)

@@ -12,6 +12,7 @@ import pytest
 import hvdlite
 import hvdlite.keras as hvd
 from hvdlite.compression import names
+from hvdlite.keras._backends import exchange_class
 from hvdlite.keras.optimizer import exchange_of
 
 BACKEND = keras.backend.backend()
@@ -425,6 +426,12 @@ def test_values_and_tensors_are_combined(rank, size):
         hvd.broadcast_global_variables(0)
 
 
+def test_horovods_other_name_is_the_same_module():
+    import hvdlite.tensorflow.keras as other
+
+    assert [getattr(other, name) for name in hvd.__all__] == [getattr(hvd, name) for name in hvd.__all__]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -497,3 +504,37 @@ def test_a_scaler_that_decides_alone_is_refused(rank, size):
     model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))), "mse")
     with pytest.raises(Exception, match="each rank decides alone whether to skip a step"):
         fit(model, rows(x, rank), rows(y, rank))
+
+
+if BACKEND == "torch":
+
+    class Halved(keras.Sequential):
+        """A step of the user's, who looks at the gradients first."""
+
+        def train_step(self, data):
+            import torch
+
+            x, y = data
+            self.zero_grad()
+            loss = self.compute_loss(x, y, self(x, training=True))
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad * 0.5 for v in self.trainable_variables], self.trainable_variables)
+            return {"loss": loss}
+
+    @pytest.mark.usefixtures("several")
+    @pytest.mark.parametrize("kind", [keras.Sequential, Halved])
+    def test_gradients_travel_during_the_backward_pass_where_nobody_else_sees_them(kind, monkeypatch, rank, size):
+        x, y = batches(6, size)
+        under_way = []
+        mean = exchange_class().mean
+        monkeypatch.setattr(exchange_class(), "mean", lambda self, gradients: under_way.append(len(self._handed)) or mean(self, gradients))
+        model = kind(build().layers)
+        model.compile(keras.optimizers.SGD(0.01 if kind is keras.Sequential else 0.02), "mse")
+        fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.DataParallel()])
+        assert under_way == [6 if kind is keras.Sequential else 0] * 6
+        plain = build()
+        plain.compile(keras.optimizers.SGD(0.01), "mse")
+        fit(plain, rows(x), rows(y), batch_size=BATCH * size)
+        np.testing.assert_allclose(weights(model), weights(plain), atol=1e-5, rtol=1e-5)
+        assert_equal_everywhere(model)
