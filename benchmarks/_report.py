@@ -26,6 +26,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from hvdlite.arrays import kernels_built
 from hvdlite.launch import mpiexec
+from hvdlite.version import VERSION
 
 HERE = Path(__file__).parent
 STRONG = ("#d1122f", "#0b5fd0", "#0a8f3c", "#e07b00", "#7b2fc4", "#008b8b")
@@ -72,7 +73,7 @@ def keep(name: str, args: argparse.Namespace, figures: Any, where: dict[str, Any
 def write(name: str, title: str, args: argparse.Namespace, table: Sequence[Sequence[str]], notes: Sequence[str], figure: Figure, where: dict[str, Any]) -> None:
     """Write ``name``.md and .png, and print the first."""
     about = (
-        f"{where['date']}, hvdlite {where['packages']['hvdlite']} ({where['commit']}), {where['cpu']}, {where['cores']} cores, {'; '.join(where['mpi'])}, "
+        f"{where['date']}, hvdlite {VERSION} ({where['commit']}), {where['cpu']}, {where['cores']} cores, {'; '.join(where['mpi'])}, "
         f"torch {where['packages'].get('torch', '-')}, compiled loops: {'yes' if where['compiled loops'] else 'no'}"
     )
     lines = [

@@ -1,13 +1,8 @@
 """In a world of one, everything is what TensorFlow does without hvdlite; and what needs no other rank: names, groups, the list of names."""
 
-import warnings
-
 import numpy as np
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the libraries that TensorFlow loads
-    import tensorflow as tf
+import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite.compression import names
