@@ -151,6 +151,7 @@ def test_batches_of_other_sizes_trace_again_and_share_the_buckets(rank, size):
 
 
 def test_a_compressor_made_anew_in_every_step_is_the_same_one(rank, size):
+    gc.collect()
     before = len(exchanges())
     model = train(lambda step: step, "sgd", 4, rank, size, compression=lambda model: hvd.Compression.topk(density=0.1))
     step = stepper(model, RECIPES["sgd"](), lambda tape: hvd.DistributedGradientTape(tape, compression=hvd.Compression.topk(density=0.1)))
