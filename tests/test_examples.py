@@ -64,6 +64,17 @@ def test_the_folder_of_examples_is_the_list():
     assert {path.stem for path in (ROOT / "examples").glob("keras_*.py")} == set(KERAS_EXAMPLES)
 
 
+def test_the_tensorflow_example_learns_and_compresses():
+    command = [sys.executable, "-m", "hvdlite", "run", "-np", "2", "examples/tensorflow2_mnist.py", "--epochs", "2", "--batch-size", "16"]
+    done = subprocess.run([*command, "--compression", "none", "powersgd:rank=4"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = {spec: (float(a), float(r)) for spec, a, r in re.findall(r"(\S+): test accuracy (\d+\.\d) %.* ratio (\d+\.\d)x", done.stdout)}
+    assert found.keys() == {"none", "powersgd:rank=4"}
+    assert found["none"][0] > 90
+    assert found["powersgd:rank=4"][0] > found["none"][0] - 2
+    assert found["powersgd:rank=4"][1] > 5
+
+
 DRIVER = """
 import argparse, json, sys
 sys.path.insert(0, sys.argv[1])

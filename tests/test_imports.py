@@ -47,6 +47,7 @@ EXCEPTIONS = {
     "keras._backends.tensorflow": {"tensorflow"},  # a backend of Keras stands on that framework's adapter
     "keras._backends.torch": {"torch"},
     "tensorflow.keras": {"keras"},  # another name of it
+    "tensorflow.optimizer": {"keras"},  # TensorFlow's optimizers are Keras'
 }
 FOREIGN = {
     "mpi4py": {"transports/mpi.py", "launch/probe.py"},
@@ -143,14 +144,14 @@ def _public_packages():
             yield f"hvdlite.{module.name}"
 
 
-@pytest.mark.parametrize("name", [*_public_packages(), "hvdlite.torch"])
+@pytest.mark.parametrize("name", [*_public_packages(), "hvdlite.torch", "hvdlite.tensorflow"])
 def test_all_is_sorted_and_complete(name):
     import hvdlite
 
     assert hvdlite.__all__ == importlib.import_module("hvdlite.api").__all__
     assert set(hvdlite.__all__) <= set(dir(hvdlite))
-    if name == "hvdlite.torch":
-        pytest.importorskip("torch")
+    if name in ("hvdlite.torch", "hvdlite.tensorflow"):
+        pytest.importorskip(name.removeprefix("hvdlite."))
     module = importlib.import_module(name)
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     reexported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or n.module == "hvdlite") for a in n.names}

@@ -1,6 +1,10 @@
-"""Runs tests/parallel under a real MPI: every MPI at hand, 2, 3 and 4 ranks; and again without the shared window, and without the compiled loops."""
+"""Runs tests/parallel under a real MPI: every MPI at hand, 2, 3 and 4 ranks; and again without the shared window, and without the compiled loops.
+
+What needs TensorFlow runs in jobs of its own, so that the others do not pay for its import, and on one MPI, which it never sees.
+"""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from hvdlite.compression import names
 
 PARALLEL = Path(__file__).parent / "parallel"
+WITH_TENSORFLOW = PARALLEL / "with_tensorflow"
 LIMIT_S = 600
 
 
@@ -17,7 +22,16 @@ LIMIT_S = 600
     ids=["2", "3", "4", "3-mpi", "2-no-kernels"],
 )
 def test_on_ranks(mpi_python: str, size: int, options: list[str]) -> None:
-    command = [mpi_python, "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", str(PARALLEL)]
+    run(mpi_python, size, [*options, "-m", "pytest", "-q", "-x", str(PARALLEL), "--ignore", str(WITH_TENSORFLOW)])
+
+
+@pytest.mark.parametrize(("size", "files"), [(2, ""), (3, ""), (4, "test_tensorflow_collectives.py")], ids=["2", "3", "4"])
+def test_tensorflow_on_ranks(size: int, files: str) -> None:
+    run(sys.executable, size, ["-m", "pytest", "-q", "-x", str(WITH_TENSORFLOW / files)])
+
+
+def run(python: str, size: int, options: list[str]) -> None:
+    command = [python, "-m", "hvdlite", "run", "-np", str(size), *options]
     done = subprocess.run(command, cwd=PARALLEL.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]

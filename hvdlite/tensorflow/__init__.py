@@ -31,17 +31,21 @@ if find_spec("tensorflow") is None:
 from .collectives import (
     allgather,
     allreduce,
+    alltoall,
     broadcast,
     broadcast_,
     grouped_allgather,
     grouped_allreduce,
+    grouped_reducescatter,
     local_rank_op,
     local_size_op,
     rank_op,
+    reducescatter,
     size_op,
 )
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from .optimizer import DistributedOptimizer
 from .strategy import MirroredStrategy
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -50,6 +54,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedGradientTape",
+    "DistributedOptimizer",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -62,6 +67,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -72,6 +78,7 @@ __all__ = [
     "cross_size",
     "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -82,6 +89,7 @@ __all__ = [
     "metrics",
     "rank",
     "rank_op",
+    "reducescatter",
     "shutdown",
     "size",
     "size_op",

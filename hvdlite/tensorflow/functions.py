@@ -7,7 +7,8 @@ from typing import Any
 
 import hvdlite
 
-from .collectives import broadcast_, check_process_set
+from .collectives import broadcast_
+from .collectives.calls import check_process_set
 from .tensors import plain_python
 
 

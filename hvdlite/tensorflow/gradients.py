@@ -1,7 +1,7 @@
 """The exchange of a set of gradients, eagerly and inside a ``tf.function``: what the tape and the Keras optimizer stand on.
 
-In a graph each gradient is handed over by a function of its own as soon as it exists, in the order in which the backward pass makes them,
-and one function at the end waits for all. TensorFlow runs the functions of a graph that have side effects in the order in which they were
+In a graph gradients are handed over as soon as they exist, large ones by a function each, in the order in which the backward pass makes them,
+and the last function waits for all. TensorFlow runs the functions of a graph that have side effects in the order in which they were
 traced, so ranks hand over and wait in the same order, and no wait can take the thread that a hand-over needs.
 """
 
@@ -25,6 +25,7 @@ from .tensors import as_array, copied, in_creation_order, is_tracing, plain_pyth
 Gradient: TypeAlias = Any
 """A tensor, ``tf.IndexedSlices``, or None where the loss does not depend on the parameter."""
 
+_CALL_BYTES = 1 << 16
 _ABSENT, _DENSE, _SPARSE = "nothing", "a dense tensor", "IndexedSlices"
 
 
@@ -124,10 +125,11 @@ class GradientExchange:
         wanted = [i for i in range(len(gradients)) if i not in left_out]
         with tf.name_scope("hvdlite_exchange"):
             given = {i: self._slices(i, gradients[i]) if self._is_sparse(i) else (self._dense(i, gradients[i]),) for i in present}
-            for i in in_creation_order(given):
-                tf.numpy_function(partial(self._traced_gather if self._is_sparse(i) else self._traced_hand_over, i), given[i], [])
+            *early, last = self._calls(in_creation_order({i: gradients[i] for i in given}))
+            for numbers in early:
+                tf.numpy_function(partial(self._traced_hand_over, numbers), [t for i in numbers for t in given[i]], [])
             types = [tf.as_dtype(dtype) for i in wanted for dtype in [tf.int64] * self._is_sparse(i) + [self._parameters[i].dtype]]
-            outputs = iter(tf.numpy_function(partial(self._traced_finish, wanted, left_out), [], types))
+            outputs = iter(tf.numpy_function(partial(self._traced_finish, last, wanted, left_out), [t for i in last for t in given[i]], types))
         results: list[Gradient] = [None] * len(gradients)
         for i in wanted:
             parameter, first = self._parameters[i], next(outputs)
@@ -138,15 +140,29 @@ class GradientExchange:
                 results[i] = tf.ensure_shape(first, parameter.shape)
         return results
 
-    def _traced_hand_over(self, i: int, gradient: Array) -> tuple[()]:
-        self._hand_over(i, gradient)
+    def _calls(self, order: Sequence[int]) -> list[list[int]]:
+        """Which gradients one function hands over. A call costs as much as copying :data:`_CALL_BYTES`, so small ones go together; the last waits, too."""
+        calls: list[list[int]] = [[]]
+        filled = 0  # bytes
+        for i in order:
+            if filled >= _CALL_BYTES:
+                calls.append([])
+                filled = 0
+            calls[-1].append(i)
+            filled += self._parameters[i].nbytes
+        return calls
+
+    def _traced_hand_over(self, numbers: Sequence[int], *arrays: Array) -> tuple[()]:
+        given = iter(arrays)
+        for i in numbers:
+            if self._is_sparse(i):
+                self._gather(i, next(given), next(given))
+            else:
+                self._hand_over(i, next(given))
         return ()
 
-    def _traced_gather(self, i: int, indices: Array, values: Array) -> tuple[()]:
-        self._gather(i, indices, values)
-        return ()
-
-    def _traced_finish(self, wanted: Sequence[int], left_out: Sequence[int]) -> list[Array]:
+    def _traced_finish(self, last: Sequence[int], wanted: Sequence[int], left_out: Sequence[int], *arrays: Array) -> list[Array]:
+        self._traced_hand_over(last, *arrays)
         absent, found = self._finish()
         for i in left_out:
             name = self._parameters[i].name

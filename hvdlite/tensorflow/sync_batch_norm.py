@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import hvdlite
 
-from .collectives import gather_rows
+from .collectives.allgather import gather_rows
 from .tensors import plain_python
 
 
@@ -43,13 +43,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             mean, variance = super()._moments(inputs, mask)
             entries = tf.math.count_nonzero(mask, dtype=tf.int32) * tf.shape(inputs)[-1]
         count = tf.cast(entries // tf.size(mean), mean.dtype)
-        rows = gather_rows(tf.concat([count[tf.newaxis], mean, variance], 0))
+        mine = tf.concat([mean, variance], 0)
+        mine = tf.where(count > 0, mine, tf.zeros_like(mine))  # those of an empty batch are NaN
+        rows = gather_rows(tf.concat([count[tf.newaxis], mine], 0))
         counts, means, variances = tf.split(rows, [1, mean.shape[0], mean.shape[0]], axis=1)
         share = counts / tf.reduce_sum(counts)
-        whole = _weighted(means, share)
-        return whole, _weighted(variances + tf.square(means - whole), share)
-
-
-def _weighted(rows: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """The mean of the ranks' rows; what a rank without a batch has counts nothing, be it NaN."""
-    return tf.reduce_sum(tf.math.multiply_no_nan(rows, tf.broadcast_to(share, tf.shape(rows))), 0)
+        whole = tf.reduce_sum(share * means, 0)
+        return whole, tf.reduce_sum(share * (variances + tf.square(means - whole)), 0)

@@ -14,7 +14,8 @@ import hvdlite
 from hvdlite import Average, ReduceOp, Sum
 from hvdlite.agreement import override
 
-from .collectives import check_process_set, grouped_allreduce
+from .collectives import grouped_allreduce
+from .collectives.calls import check_process_set
 from .compression import Compression
 from .gradients import GradientExchange
 from .tensors import plain_python
@@ -34,20 +35,25 @@ class Options:
     def exchange_for(self, variables: Sequence[Any]) -> GradientExchange:
         """The one exchange of these variables under these options. Scripts make a tape a step; what a compressor remembers must outlive it."""
         world = hvdlite.world()
-        compression = override(self.compression, Compression.resolve(self.compression))
-        how = compression if isinstance(compression, str) else id(compression)
         groups = tuple(sorted(number_groups(self.groups, variables).items()))
+        how = world.settings.compression or _identity(self.compression)
         key: Hashable = ("tape", tuple(map(id, variables)), how, self.op, self.predivide, groups, self.sparse_as_dense)
         if key not in world.kept:
-            exchange = _new_exchange(world.auto_name("tape"), variables, compression, self)
-            world.kept[key] = exchange, compression  # an object's id is its own as long as it lives
+            world.kept[key] = _new_exchange(world.auto_name("tape"), variables, self), self.compression  # an object's id is its own as long as it lives
             for variable in variables:
                 weakref.finalize(variable, world.kept.pop, key, None).atexit = False
         found: GradientExchange = world.kept[key][0]
         return found
 
 
-def _new_exchange(name: str, variables: Sequence[Any], compression: Any, options: Options) -> GradientExchange:
+def _identity(compression: Any) -> Hashable:
+    """What tells one compression from another. Scripts may make the same compressor anew in every step."""
+    spec = "none" if compression is None else getattr(compression, "spec", compression)
+    return spec if isinstance(spec, str) else id(compression)
+
+
+def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> GradientExchange:
+    compression = override(options.compression, Compression.resolve(options.compression))
     parameters = parameters_of(variables, options.groups)
     weak = [weakref.ref(v) for v in variables]
     exchange = GradientExchange(
@@ -89,11 +95,13 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
             unconnected_gradients: what stands where no rank's target depends on the source.
             use_generic_names: ignored: names need not be the same on all ranks.
         """
+        if hvdlite.size() == 1:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
         gradients = super().gradient(target, sources, output_gradients)
         found = dict(enumerate(tf.nest.flatten(gradients)))
         flat = tf.nest.flatten(sources)
         self._combine([i for i, s in enumerate(flat) if id(s) not in self._local], flat, found)
-        if self._scale_local and hvdlite.size() > 1:
+        if self._scale_local:
             for i, source in enumerate(flat):
                 if id(source) in self._local and found[i] is not None:
                     found[i] = _scaled(found[i], 1.0 / hvdlite.size())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,7 +55,13 @@ def refuse_xla(what: str) -> None:
         )
 
 
-def in_creation_order(tensors: Mapping[int, Sequence[tf.Tensor]]) -> list[int]:
-    """The keys in the order in which the graph makes their tensors: the order in which the backward pass has them."""
+def in_creation_order(gradients: Mapping[int, Any]) -> list[int]:
+    """The keys in the order in which the graph makes their gradients: the order in which the backward pass has them."""
     place = {op.name: i for i, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
-    return sorted(tensors, key=lambda key: max(place.get(t.op.name, 0) for t in tensors[key]))
+
+    def placed(key: int) -> int:
+        gradient = gradients[key]
+        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        return 0 if tensor is None else place.get(tensor.op.name, 0)  # 0: it was there before this graph
+
+    return sorted(gradients, key=placed)

@@ -1,14 +1,10 @@
 """These run in jobs of their own, so that others do not wait for the import of TensorFlow."""
 
-import warnings
-
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the libraries that TensorFlow loads
-    import tensorflow as tf
+import tensorflow as tf
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)  # a wait must never take the thread that a hand-over needs
 
 
 @pytest.fixture

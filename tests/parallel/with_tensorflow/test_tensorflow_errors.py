@@ -32,6 +32,13 @@ def test_another_number_of_variables(odd):
         gradient_of(variables)
 
 
+@pytest.fixture
+def _numbered_from_one():
+    yield
+    tf.keras.backend.clear_session()
+
+
+@pytest.mark.usefixtures("_numbered_from_one")
 def test_layers_may_be_numbered_differently(odd, rank, size):
     """One rank has built a model more, so that Keras counts on from there."""
     if odd:
