@@ -25,20 +25,14 @@ def runs():
     """``(an MPI, ranks, options, files of tests)``."""
     for number, mpi in enumerate(interpreters()):
         files = EVERY if number == 0 else CORE
-        yield mpi, 2, [], EVERY
-        for size, options in ((3, []), (4, []), (3, ["--transport", "mpi"])):
-            yield mpi, size, options, [name for name in files if name not in FOR_TWO]
+        yield pytest.param(mpi, 2, [], EVERY, id=f"{mpi}-2")
+        for size, options, how in ((3, [], ""), (4, [], ""), (3, ["--transport", "mpi"], "-mpi")):
+            yield pytest.param(mpi, size, options, [name for name in files if name not in FOR_TWO], id=f"{mpi}-{size}{how}")
         if number == 0:
-            yield mpi, 2, ["--kernels", "off"], NUMBERS
+            yield pytest.param(mpi, 2, ["--kernels", "off"], NUMBERS, id=f"{mpi}-2-no-kernels")
 
 
-def _id(value: object) -> str:
-    if isinstance(value, list):
-        return "".join(v.removeprefix("--") for v in value) if value and value[0].startswith("--") else f"{len(value)}-files"
-    return str(value)
-
-
-@pytest.mark.parametrize(("mpi", "size", "options", "files"), runs(), ids=_id)
+@pytest.mark.parametrize(("mpi", "size", "options", "files"), list(runs()))
 def test_on_ranks(mpi: str, size: int, options: list[str], files: list[str]) -> None:
     command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", *(str(PARALLEL / name) for name in files)]
     done = subprocess.run(command, cwd=PARALLEL.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
