@@ -68,11 +68,14 @@ def allgather_async(array: Array, *, name: str | None = None) -> Handle:
         return current.engine.submit(AllGatherOperation(its_name, array, current.topology.size))
 
 
-def grouped_allgather_async(arrays: Sequence[Array], *, name: str | None = None) -> Handle:
-    """Concatenate each of several arrays over the ranks, as one unit. The handle gives a list of ``(array, lengths by rank)``."""
+def grouped_allgather_async(arrays: Sequence[Array], *, name: str | None = None, names: Sequence[str] = ()) -> Handle:
+    """Concatenate each of several arrays over the ranks, as one unit. The handle gives a list of ``(array, lengths by rank)``.
+
+    ``names`` of the arrays serve error messages, and must be the same on every rank.
+    """
     current = world()
     with current.named(name, "grouped_allgather") as its_name:
-        return current.engine.submit(GroupedAllGatherOperation(its_name, list(arrays), current.topology.size))
+        return current.engine.submit(GroupedAllGatherOperation(its_name, list(arrays), current.topology.size, names))
 
 
 def alltoall_async(array: Array, splits: Sequence[int] | Array | None = None, *, name: str | None = None) -> Handle:

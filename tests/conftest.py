@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from mpis import interpreters
 
 from hvdlite.compression import AllGather, AllReduce, AllToAll, Broadcast
 from hvdlite.compression._simulate import answer as answers_of
@@ -30,16 +31,16 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 
-def interpreters() -> dict[str, str]:
-    """MPI -> a Python that loads it: ``HVDLITE_TEST_PYTHONS="openmpi=... mpich=..."``, or just this Python."""
-    named = os.environ.get("HVDLITE_TEST_PYTHONS", f"this={sys.executable}")
-    return dict(pair.split("=", 1) for pair in named.split())
-
-
 @pytest.fixture(params=interpreters())
 def mpi_python(request) -> str:
     """A Python with an MPI; the test runs on each."""
     return interpreters()[request.param]
+
+
+@pytest.fixture
+def any_mpi_python() -> str:
+    """A Python with an MPI, for what does not depend on which."""
+    return next(iter(interpreters().values()))
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -86,25 +86,24 @@ class Job:
         return code
 
 
-@pytest.fixture
-def job(mpi_python, tmp_path) -> Iterator[Callable[..., Job]]:
-    """Starts a training; ``fault`` is what rank 1 does in the middle."""
+def starter(python: str, folder: Path) -> Iterator[Callable[..., Job]]:
+    """Starts trainings; ``fault`` is what rank 1 does in the middle. Nothing of them outlives the test."""
     started: list[Job] = []
 
     def start(fault: str, size: int = 2, **knobs: str) -> Job:
-        path = tmp_path / "train.py"
+        path = folder / "train.py"
         path.write_text(TRAIN.replace("{fault}", textwrap.indent(fault, "    ").strip()), encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]), **knobs}
-        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             process = subprocess.Popen(
-                [mpi_python, "-m", "hvdlite", "run", "-np", str(size), str(path)],
-                cwd=tmp_path,
+                [python, "-m", "hvdlite", "run", "-np", str(size), str(path)],
+                cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
             )
-        started.append(Job(process, tmp_path))
+        started.append(Job(process, folder))
         return started[-1]
 
     yield start
@@ -119,6 +118,18 @@ def job(mpi_python, tmp_path) -> Iterator[Callable[..., Job]]:
             except subprocess.TimeoutExpired:
                 each.process.kill()
                 each.process.wait()
+
+
+@pytest.fixture
+def job(mpi_python, tmp_path) -> Iterator[Callable[..., Job]]:
+    """Jobs on each MPI: its launcher has a part in how they end."""
+    yield from starter(mpi_python, tmp_path)
+
+
+@pytest.fixture
+def waiting_job(any_mpi_python, tmp_path) -> Iterator[Callable[..., Job]]:
+    """Jobs on one MPI, for what the ranks find out by themselves."""
+    yield from starter(any_mpi_python, tmp_path)
 
 
 def time_of_fault(job: Job) -> float:
@@ -171,17 +182,17 @@ def test_a_rank_that_never_submits_is_named_with_its_place(job):
     assert running.ends(time.time()) == 137
 
 
-def test_a_rank_that_never_submits_fails_the_job_where_that_is_asked_for(job):
-    running = job(WAITS, HVDLITE_STALL_WARNING_SECONDS="1", HVDLITE_STALL_SHUTDOWN_SECONDS="2")
+def test_a_rank_that_never_submits_fails_the_job_where_that_is_asked_for(waiting_job):
+    running = waiting_job(WAITS, HVDLITE_STALL_WARNING_SECONDS="1", HVDLITE_STALL_SHUTDOWN_SECONDS="2")
     at = time_of_fault(running)
     assert running.ends(at, 2 + 2 + SOON_S) == 1, running.everything
     assert re.search(r"rank (0|2) \(pid \d+, host \S+\) failed: StalledError: rank \d has waited \d+ s for 'loss'", " ".join(running.verdict)), running.verdict
     assert "in compute_forever" in running.everything
 
 
-def test_ranks_that_wait_for_each_other_are_named(job):
+def test_ranks_that_wait_for_each_other_are_named(waiting_job):
     """Each order of two blocking collectives is right alone."""
-    running = job("hvd.allreduce(np.ones(3), name='accuracy')", HVDLITE_STALL_WARNING_SECONDS="1", HVDLITE_STALL_SHUTDOWN_SECONDS="3")
+    running = waiting_job("hvd.allreduce(np.ones(3), name='accuracy')", HVDLITE_STALL_WARNING_SECONDS="1", HVDLITE_STALL_SHUTDOWN_SECONDS="3")
     at = time_of_fault(running)
     assert running.ends(at, 3 + 2 + SOON_S) == 1, running.everything
     said = r"rank {} \(host \S+, pid \d+\): has not submitted '{}'; it waits for '{}'"
@@ -189,8 +200,8 @@ def test_ranks_that_wait_for_each_other_are_named(job):
     assert re.search(either, running.everything), running.everything
 
 
-def test_a_stopped_rank_does_not_answer(job):
-    running = job("os.kill(os.getpid(), signal.SIGSTOP)", HVDLITE_STALL_WARNING_SECONDS="1")
+def test_a_stopped_rank_does_not_answer(waiting_job):
+    running = waiting_job("os.kill(os.getpid(), signal.SIGSTOP)", HVDLITE_STALL_WARNING_SECONDS="1")
     time_of_fault(running)
     running.until("rank 1: does not answer (stopped, or lost)", 30)
     assert running.process.poll() is None

@@ -1,37 +1,50 @@
-"""Runs tests/parallel under a real MPI: every MPI at hand, 2, 3 and 4 ranks; and again without the shared window, and without the compiled loops.
+"""Runs tests/parallel under real MPIs, on 2, 3 and 4 ranks; and again without the shared window, and without the compiled loops.
 
-What needs TensorFlow runs in jobs of its own, so that the others do not pay for its import, and on one MPI, which it never sees.
+The first MPI at hand runs everything. What another MPI could change lies below the adapters, so they run on two ranks there; and the loops
+change numbers only. ``test_losses...`` then compares trainings with all of them, to the last bit. What needs TensorFlow runs in jobs of its own, so
+that the others do not pay for its import.
 """
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mpis import interpreters
 
 from hvdlite.compression import names
 
 PARALLEL = Path(__file__).parent / "parallel"
-WITH_TENSORFLOW = PARALLEL / "with_tensorflow"
 LIMIT_S = 600
 
-
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [(2, []), (3, []), (4, []), (3, ["--transport", "mpi"]), (2, ["--kernels", "off"])],
-    ids=["2", "3", "4", "3-mpi", "2-no-kernels"],
-)
-def test_on_ranks(mpi_python: str, size: int, options: list[str]) -> None:
-    run(mpi_python, size, [*options, "-m", "pytest", "-q", "-x", str(PARALLEL), "--ignore", str(WITH_TENSORFLOW)])
+EVERY = sorted(path.name for path in PARALLEL.glob("test_*.py"))
+CORE = [name for name in EVERY if not name.startswith("test_torch_")]
+NUMBERS = ["test_collectives.py", "test_rows.py", "test_torch_training.py"]
+FOR_TWO = {"test_resources.py"}  # an engine costs the same however many others there are
 
 
-@pytest.mark.parametrize(("size", "files"), [(2, ""), (3, ""), (4, "test_tensorflow_collectives.py")], ids=["2", "3", "4"])
-def test_tensorflow_on_ranks(size: int, files: str) -> None:
-    run(sys.executable, size, ["-m", "pytest", "-q", "-x", str(WITH_TENSORFLOW / files)])
+def runs():
+    """``(an MPI, ranks, options, files of tests)``."""
+    for number, mpi in enumerate(interpreters()):
+        files = EVERY if number == 0 else CORE
+        yield pytest.param(mpi, 2, [], EVERY, id=f"{mpi}-2")
+        for size, options, how in ((3, [], ""), (4, [], ""), (3, ["--transport", "mpi"], "-mpi")):
+            yield pytest.param(mpi, size, options, [name for name in files if name not in FOR_TWO], id=f"{mpi}-{size}{how}")
+        if number == 0:
+            yield pytest.param(mpi, 2, ["--kernels", "off"], NUMBERS, id=f"{mpi}-2-no-kernels")
 
 
-def run(python: str, size: int, options: list[str]) -> None:
-    command = [python, "-m", "hvdlite", "run", "-np", str(size), *options]
+@pytest.mark.parametrize(("mpi", "size", "options", "files"), list(runs()))
+def test_on_ranks(mpi: str, size: int, options: list[str], files: list[str]) -> None:
+    run(mpi, size, options, [PARALLEL / name for name in files])
+
+
+@pytest.mark.parametrize(("size", "file"), [(2, ""), (3, ""), (4, "test_tensorflow_collectives.py")], ids=["2", "3", "4"])
+def test_tensorflow_on_ranks(size: int, file: str) -> None:
+    run(next(iter(interpreters())), size, [], [PARALLEL / "with_tensorflow" / file])
+
+
+def run(mpi: str, size: int, options: list[str], files: list[Path]) -> None:
+    command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", *map(str, files)]
     done = subprocess.run(command, cwd=PARALLEL.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]
@@ -63,13 +76,15 @@ for spec in sys.argv[1:]:
 """
 
 
-def test_losses_are_the_same_bits_with_and_without_the_compiled_loops(mpi_python: str, tmp_path: Path) -> None:
-    """And the same through memory and through MPI."""
+def test_losses_are_the_same_bits_with_and_without_the_compiled_loops(tmp_path: Path) -> None:
+    """And the same through memory and through MPI, whichever it is."""
     script = tmp_path / "losses.py"
     script.write_text(LOSSES)
+    first, *others = interpreters().values()
+    ways = [(first, []), (first, ["--kernels", "off"]), (first, ["--transport", "mpi"]), *((other, ["--transport", "mpi"]) for other in others)]
     found = set()
-    for options in ([], ["--kernels", "off"], ["--transport", "mpi"]):
-        command = [mpi_python, "-m", "hvdlite", "run", "-np", "2", "--no-prefix", *options, str(script), *names()]
+    for python, options in ways:
+        command = [python, "-m", "hvdlite", "run", "-np", "2", "--no-prefix", *options, str(script), *names()]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, done.stdout[-20000:]
         found.add(tuple(line for line in done.stdout.splitlines() if line.startswith("LOSSES")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
@@ -20,11 +21,15 @@ _WHY = "allgather concatenates along the first dimension"
 
 @dataclass
 class GroupedAllGatherOperation(Operation):
-    """Concatenate arrays of all ranks along their first dimensions, which may differ. They are one unit, and travel in one message."""
+    """Concatenate arrays of all ranks along their first dimensions, which may differ. They are one unit, and travel in one message.
+
+    ``names`` are what messages call the arrays; ranks must agree on them.
+    """
 
     name: str
     arrays: list[Array]
     num_ranks: int
+    names: Sequence[str] = ()
     signature: bytes = field(init=False)
     nbytes: int = field(init=False)
     kind: ClassVar[str] = "grouped_allgather"
@@ -37,7 +42,7 @@ class GroupedAllGatherOperation(Operation):
         self.signature = Signature(name=self.name, kind=self.kind, tensors=names, shapes=shapes, dtypes=tuple(map(dtype_name, self.arrays))).encode()
 
     def _labels(self) -> tuple[str, ...]:
-        return labels(self.name, self.arrays)
+        return tuple(self.names) or labels(self.name, self.arrays)
 
     def program(self, vote: Vote) -> Program:
         """First the lengths, then the bytes. Returns ``(whole array, first dimension of each rank)`` for each array."""

@@ -40,6 +40,12 @@ def size() -> int:
 
 
 @pytest.fixture
+def odd(rank: int, size: int) -> bool:
+    """Whether this rank, the last one, does it differently. Tests that ask this run on several ranks only."""
+    return rank == size - 1
+
+
+@pytest.fixture
 def rng(rank: int) -> np.random.Generator:
     """Random numbers, others on every rank."""
     return np.random.default_rng(1000 + rank)

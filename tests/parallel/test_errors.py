@@ -10,12 +10,6 @@ import hvdlite as hvd
 SOON_S = 5.0
 
 
-@pytest.fixture
-def odd(rank, size) -> bool:
-    """Whether this rank, the last one, does it differently. Tests that ask this run on several ranks only."""
-    return rank == size - 1
-
-
 def fail(handle) -> str:
     start = time.monotonic()
     with pytest.raises(hvd.MismatchError) as caught:

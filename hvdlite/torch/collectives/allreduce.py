@@ -1,8 +1,8 @@
-"""The collectives on tensors, with Horovod's names and arguments."""
+"""Combine tensors over the ranks: one, or a group that is only complete together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,38 +10,9 @@ import torch
 import hvdlite
 from hvdlite import Average, ReduceOp, SettingError, Sum
 
-from .compression import Compression, is_horovod_compressor
-from .tensors import as_array, as_tensor, borrowed, check, copied, plain
-
-
-class Handle:
-    """What an asynchronous call returns, for :func:`poll` and :func:`synchronize`."""
-
-    def __init__(self, core: hvdlite.Handle, finish: Callable[[Any], Any]):
-        self._core = core
-        self._finish = finish
-
-    def done(self) -> bool:
-        """Whether the result is there."""
-        return self._core.done()
-
-    def wait(self) -> Any:
-        """The result; raises what went wrong."""
-        return self._finish(self._core.wait())
-
-
-def poll(handle: Handle) -> bool:
-    """Whether :func:`synchronize` would return at once."""
-    return handle.done()
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an asynchronous call and return its result.
-
-    Raises:
-        HorovodInternalError: the collective failed; the message names the tensor and the ranks.
-    """
-    return handle.wait()
+from ..compression import Compression, is_horovod_compressor
+from ..tensors import borrowed, copied
+from .handles import Handle
 
 
 def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -202,53 +173,6 @@ def allreduce_(
     return result
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
-    """Concatenate the ranks' tensors along the first dimension, which may differ. The handle gives a new tensor."""
-    check(tensor, name)
-    core = hvdlite.allgather_async(as_array(plain(tensor)), name=name)
-    return Handle(core, lambda result: as_tensor(result[0]))
-
-
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Concatenate the ranks' tensors along the first dimension, which may differ. Differentiable."""
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        gathered: torch.Tensor = _AllGather.apply(tensor, name)  # type: ignore[no-untyped-call]
-        return gathered
-    result: torch.Tensor = allgather_async(tensor, name).wait()
-    return result
-
-
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Overwrite the tensor with that of ``root_rank``. The handle gives the same tensor."""
-    array, write_back = borrowed(tensor, name)
-
-    def finish(_: Any) -> torch.Tensor:
-        write_back()
-        return tensor
-
-    return Handle(hvdlite.broadcast_async([array], root_rank, name=name), finish)
-
-
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Copy the tensor of ``root_rank``. The handle gives a new tensor."""
-    return broadcast_async_(copied(tensor, name), root_rank, name)
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """A new tensor with the values of ``root_rank``. Differentiable."""
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)  # type: ignore[no-untyped-call]
-        return result
-    copy: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
-    return copy
-
-
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Overwrite the tensor with that of ``root_rank``."""
-    result: torch.Tensor = broadcast_async_(tensor, root_rank, name).wait()
-    return result
-
-
 class _AllReduce(torch.autograd.Function):
     """Every rank's loss depends on every rank's input: the gradient is reduced the same way."""
 
@@ -264,34 +188,4 @@ class _AllReduce(torch.autograd.Function):
         op, prescale, postscale = ctx.how
         if op not in (Average, Sum):
             raise SettingError(f"the gradient of an allreduce with op={op.name} is not defined; Average or Sum is expected; detach the tensor first")
-        return (None,) * 5 + tuple(grouped_allreduce_async(gradients, None, None, op, prescale, postscale).wait())
-
-
-class _AllGather(torch.autograd.Function):
-    """The gradient of this rank's rows is the mean over the ranks of their gradients, as in Horovod."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-        whole, lengths = hvdlite.allgather_async(as_array(plain(tensor)), name=name).wait()
-        ctx.rows = (sum(lengths[: hvdlite.rank()]), tensor.shape[0])
-        return as_tensor(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        start, length = ctx.rows
-        return allreduce(gradient.contiguous(), op=Average).narrow(0, start, length), None
-
-
-class _Broadcast(torch.autograd.Function):
-    """Only the root's input matters: it receives the mean of all gradients, the others zero."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-        ctx.root_rank = root_rank
-        result: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        reduced = allreduce(gradient.contiguous(), op=Average)
-        return (reduced if hvdlite.rank() == ctx.root_rank else reduced * 0), None, None
+        return (None,) * 5 + tuple(grouped_allreduce(gradients, None, None, None, op, prescale, postscale))
