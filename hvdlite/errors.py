@@ -20,9 +20,14 @@
 Message form: ``<what is wrong, with the value>; <what was expected>; <what to do>``.
 """
 
+from typing import TYPE_CHECKING
+
 
 class HvdliteError(Exception):
     """The root: everything hvdlite raises on purpose."""
+
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__  # by this TensorFlow knows that it may raise the class anew, with the user's line in the message
 
 
 class NotInitializedError(HvdliteError, ValueError):

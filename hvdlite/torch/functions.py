@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 import hvdlite
 
-from .tensors import as_array, borrowed
+from .tensors import borrowed
 
 allgather_object = hvdlite.allgather_object
 broadcast_object = hvdlite.broadcast_object
@@ -88,22 +87,3 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_with_tensors(v, tensors) for v in value)
     return value
-
-
-def check_equal_parameters(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Compare the ranks' parameters by digest; what is wrong in words, or None."""
-    names, digests = [], []
-    for name, tensor in named:
-        raw = as_array(tensor.detach().contiguous()).reshape(-1).view("uint8")
-        names.append(name)
-        digests.append(hashlib.blake2b(raw, digest_size=8).digest())
-    everyone = hvdlite.allgather_object(digests)
-    differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
-    if not differing:
-        return None
-    rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
-    return (
-        f"ranks 0 and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
-        "equal weights are expected; call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, "
-        "or set HVDLITE_CHECK_PARAMETERS=off if they should differ"
-    )
