@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,10 @@ KERAS_EXAMPLES = {
 }
 
 
+@pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
 @pytest.mark.parametrize("example", KERAS_EXAMPLES)
 def test_an_example_of_keras_learns(example, tmp_path):
     """On the torch backend, which starts fastest; tests/adapters/test_keras.py is about all of them."""
-    pytest.importorskip("keras")
     options, result, percent = KERAS_EXAMPLES[example]
     command = [sys.executable, "-m", "hvdlite", "run", "-np", "2", str(ROOT / "examples" / f"{example}.py"), *options]
     variables = {"KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
