@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from hvdlite import arrays
 from hvdlite.arrays import ops
-from hvdlite.compression import AllGather, AllReduce, AllToAll, Bucket, load
+from hvdlite.compression import AllGather, AllReduce, AllToAll, Bucket, Finish, PieceBytes, Start, load
 from hvdlite.compression._levels import Levels
 from hvdlite.compression._two_sided import Cast
 from hvdlite.compression.fp16 import _ScaledHalf
@@ -158,8 +158,12 @@ def play(exchange: Any) -> None:
                 answer = request.array
             case AllToAll():
                 answer = [request.parts[0]] * NUM_RANKS
-            case AllGather():
-                answer = [request.arrays] * NUM_RANKS
+            case AllGather() | Start(AllGather()):
+                answer = [(request.request if isinstance(request, Start) else request).arrays] * NUM_RANKS
+            case PieceBytes():
+                answer = 0
+            case Finish(token):
+                answer = token
 
 
 def without_kernels(action: Action) -> Action:

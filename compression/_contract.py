@@ -87,6 +87,31 @@ class Broadcast:
 
 
 Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
+"""What a transport knows."""
+
+
+@dataclass(frozen=True)
+class PieceBytes:
+    """Answer: the payload of how many bytes is worth a message of its own; 0 where whole buckets travel best. The same on every rank."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin a request, and go on while it is under way. Answer: a token for :class:`Finish`."""
+
+    request: Any
+    """A :data:`Request`, or one of the transport's own."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Wait for what was started. Answer: that of the request. Every started request is finished, in the same order on every rank."""
+
+    token: Any
+
+
+Step: TypeAlias = Request | PieceBytes | Start | Finish
+"""What an exchange may yield."""
 
 
 class Sent(Protocol):
@@ -165,8 +190,8 @@ class Bucket:
         return Bucket.of(flat, shapes, self.rank, self.num_ranks, self.out)
 
 
-Exchange: TypeAlias = Generator[Request, Any, tuple[Array, Sent]]
-"""Yields requests, is sent their answers, returns ``(mean over ranks, what this rank sent)``."""
+Exchange: TypeAlias = Generator[Step, Any, tuple[Array, Sent]]
+"""Yields requests one by one, or begins some before others have ended; is sent their answers, returns ``(mean over ranks, what this rank sent)``."""
 
 
 @dataclass

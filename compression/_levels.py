@@ -21,6 +21,11 @@ class Levels:
     block: int
     bits: Literal[8, 4]
 
+    @property
+    def grain(self) -> int:
+        """A block."""
+        return self.block
+
     def encode(self, chunk: Array) -> tuple[Array, ...]:
         """Levels, a byte for one or two, and one float32 scale a block."""
         xp = ops(chunk)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, ops
-from ._contract import AllGather, AllReduce, AllToAll, Bucket, Compressor, Exchange, Request, Sent
+from ._contract import AllGather, AllReduce, AllToAll, Bucket, Compressor, Exchange, Finish, PieceBytes, Request, Sent, Start, Step
 
 _REDUCE = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply, "band": np.bitwise_and}
 
@@ -26,8 +26,8 @@ class Simulated:
     """Rank 0's requests, in order."""
 
 
-def simulate(compressors: Sequence[Compressor], buckets: Sequence[Bucket]) -> Simulated:
-    """Run one exchange of ``compressors[r]`` on ``buckets[r]`` for every rank r.
+def simulate(compressors: Sequence[Compressor], buckets: Sequence[Bucket], piece_bytes: int = 0) -> Simulated:
+    """Run one exchange of ``compressors[r]`` on ``buckets[r]`` for every rank r, in pieces of so many bytes where exchanges allow it.
 
     Raises:
         AssertionError: the compressor breaks its contract: ranks ask for different things.
@@ -44,10 +44,12 @@ def simulate(compressors: Sequence[Compressor], buckets: Sequence[Bucket]) -> Si
             break
         assert len(asked) == ranks, f"{ranks - len(asked)} of {ranks} ranks were done while the others asked for {type(asked[0]).__name__}"
         assert len({_shape(r) for r in asked}) == 1, f"ranks asked for different things: {[_shape(r) for r in asked]}"
-        outcome.requests.append(asked[0])
-        for rank, request in enumerate(asked):
-            outcome.sent_bytes[rank] += request.sent_bytes(ranks)
-        answers = answer(asked)
+        for rank, step in enumerate(asked):
+            request = step.request if isinstance(step, Start) else step
+            if not isinstance(request, (Finish, PieceBytes)):
+                outcome.sent_bytes[rank] += request.sent_bytes(ranks)
+                outcome.requests += [request] * (rank == 0)
+        answers = answer(asked, piece_bytes)
     for result in results:
         assert result is not None
         outcome.means.append(result[0])
@@ -55,7 +57,7 @@ def simulate(compressors: Sequence[Compressor], buckets: Sequence[Bucket]) -> Si
     return outcome
 
 
-def _resume(exchange: Exchange, answer: Any, results: list[tuple[Array, Sent] | None], rank: int) -> Request | None:
+def _resume(exchange: Exchange, answer: Any, results: list[tuple[Array, Sent] | None], rank: int) -> Step | None:
     if results[rank] is not None:
         return None
     try:
@@ -65,7 +67,11 @@ def _resume(exchange: Exchange, answer: Any, results: list[tuple[Array, Sent] | 
         return None
 
 
-def _shape(request: Request) -> tuple[object, ...]:
+def _shape(request: Step) -> tuple[object, ...]:
+    if isinstance(request, Start):
+        return ("Start", *_shape(request.request))
+    if isinstance(request, (Finish, PieceBytes)):
+        return (type(request).__name__,)
     return (type(request).__name__, *((tuple(a.shape), str(a.dtype)) for a in _arrays(request)))
 
 
@@ -95,9 +101,15 @@ def play(programs: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
                 request.array[...] = its_answer
 
 
-def answer(requests: Sequence[Any]) -> list[Any]:
+def answer(requests: Sequence[Any], piece_bytes: int = 0) -> list[Any]:
     """What each rank receives when all ask at once. Sums run in the order of the ranks, in the arrays' own type."""
     first = requests[0]
+    if isinstance(first, PieceBytes):
+        return [piece_bytes] * len(requests)
+    if isinstance(first, Start):
+        return answer([r.request for r in requests])  # the token is the answer, which was there at once
+    if isinstance(first, Finish):
+        return [r.token for r in requests]
     if isinstance(first, AllReduce):
         total = ops(first.array).to_numpy(first.array).copy()
         for request in requests[1:]:

@@ -19,6 +19,11 @@ class _Signs:
 
     block: int
 
+    @property
+    def grain(self) -> int:
+        """A block."""
+        return self.block
+
     def encode(self, chunk: Array) -> tuple[Array, ...]:
         """Eight signs a byte, and one float32 scale a block."""
         xp = ops(chunk)

@@ -158,6 +158,9 @@ class ThreadTransport:
     def holds(self, array: Any) -> bool:
         return False
 
+    def piece_bytes(self, lane: int) -> int:
+        return 2048  # so little that what tests exchange travels in several pieces
+
     def prepare(self, lane: int, wide: bool, turn: int) -> None:
         self.prepared.append((wide, turn))
 

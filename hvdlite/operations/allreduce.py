@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
-from ..compression import AllReduce, Bucket, Compressor, Exchange, Sent
+from ..compression import AllReduce, Bucket, Compressor, Exchange, Finish, PieceBytes, Sent, Start, Step
 from ..compression._two_sided import Cast, two_sided
 from ..engine import Program
 from ..errors import SettingError
@@ -191,13 +191,19 @@ class AllReduceOperation(Operation):
             scale(mean, factor)
 
 
-def _across(exchange: Exchange) -> Generator[Across, Any, tuple[Array, Sent]]:
+def _across(exchange: Exchange) -> Generator[Across | Step, Any, tuple[Array, Sent]]:
     """An exchange among the carriers of the nodes."""
     answer = None
     while True:
         try:
-            request = exchange.send(answer)
+            step = exchange.send(answer)
         except StopIteration as stop:
             result: tuple[Array, Sent] = stop.value
             return result
-        answer = yield Across(request)
+        match step:
+            case Start(request):
+                answer = yield Start(Across(request))
+            case PieceBytes() | Finish():
+                answer = yield step
+            case _:
+                answer = yield Across(step)

@@ -113,6 +113,9 @@ class Transport(Protocol):
     def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """What the ranks agreed on for the next requests of a lane: whether all connections are wide, and the operation's number in the agreed order."""
 
+    def piece_bytes(self, lane: int) -> int:
+        """The answer to :class:`~hvdlite.compression.PieceBytes` of what runs on a lane, the same on all ranks that ask."""
+
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Memory for a bucket, where this transport likes it best."""
 

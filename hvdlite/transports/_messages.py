@@ -7,6 +7,7 @@ on its way. Every rank sends what a bandwidth-optimal algorithm sends, ``2 (P-1)
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -30,26 +31,35 @@ PIECES_AHEAD = 4
 WIDE_BYTES_PER_SECOND = 200e6
 """From here on a connection is wide."""
 _LINE = 64
+_HELD = [object()]
+_UNUSED = sys.getrefcount(_HELD[0])
+"""References to what only a list holds, while ``getrefcount`` looks at it."""
 
 
 class Scratch:
-    """Where a lane receives. Two buffers take turns, so that an answer stays valid until the request after the next one on its lane."""
+    """Where a lane receives: memory that is used again as soon as nobody holds an array in it any more, which Python counts."""
 
     def __init__(self) -> None:
-        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._buffers: list[Array] = []
+        self._current = np.empty(0, np.uint8)
         self._used = 0
 
     def begin(self, num_bytes: int) -> None:
-        """Take the other buffer, and make sure that it is large enough."""
-        self._buffers.reverse()
-        if self._buffers[0].size < num_bytes:
-            self._buffers[0] = np.empty(num_bytes, np.uint8)
-        self._used = 0
+        """Take a buffer for the next arrays: the smallest that is free and large enough, or a new one in place of one that is free."""
+        self._current = np.empty(0, np.uint8)
+        free = sorted((n for n in range(len(self._buffers)) if sys.getrefcount(self._buffers[n]) == _UNUSED), key=lambda n: self._buffers[n].size)
+        fitting = next((n for n in free if self._buffers[n].size >= num_bytes), None)
+        if fitting is None:
+            if free:
+                del self._buffers[free[-1]]
+            self._buffers.append(np.empty(num_bytes, np.uint8))
+            fitting = -1
+        self._current, self._used = self._buffers[fitting], 0
 
     def take(self, like: Array) -> Array:
         """Room for an array."""
         start, self._used = self._used, self._used + line_up(like.nbytes)
-        raw = self._buffers[0][start : start + like.nbytes]
+        raw = self._current[start : start + like.nbytes]
         return ops(like).from_bytes(raw, dtype_name(like), like.shape)
 
 
@@ -64,7 +74,7 @@ class Messages:
     Messages between two ranks arrive in the order in which they were sent, so only the first stage of a queue is looked at.
     """
 
-    def __init__(self, MPI: Any, comm: Any, wide: bool, queue: SendQueue, turn: int, answer: Callable[[], Any], through: Callable[[float], None]):
+    def __init__(self, MPI: Any, comm: Any, wide: bool, queue: SendQueue, turn: tuple[int, int], answer: Callable[[], Any], through: Callable[[float], None]):
         self._MPI, self._comm, self.answer, self._through = MPI, comm, answer, through
         self._sending, self.turn = queue, turn
         self._unbegun: list[Callable[[], None]] = []
@@ -157,7 +167,7 @@ class SendQueue:
 
     Requests that share them fairly would all end at the end; one after the other, the first is decoded and its results travel while the
     next one is sent. Turns are numbered in the order that all ranks agreed on. So the request with the lowest number waits for no other
-    one on any rank, and there is always one that moves.
+    one on any rank, and there is always one that moves. Requests of one operation have the same number, and go in the order in which they began.
     """
 
     def __init__(self) -> None:

@@ -66,6 +66,10 @@ class HierarchicalTransport:
         if self._cross is not None:
             self._cross.prepare(lane, wide, turn)
 
+    def piece_bytes(self, lane: int) -> int:
+        """Between the nodes, if this rank carries."""
+        return 0 if self._cross is None else self._cross.piece_bytes(lane)
+
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """In the node's window."""
         return self._node.allocate(num_elements, dtype)

@@ -51,6 +51,10 @@ class LocalTransport:
 
     is_wide = True
 
+    def piece_bytes(self, lane: int) -> int:
+        """There is no wire to be kept busy."""
+        return 0
+
     def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """There is no connection."""
 

@@ -74,6 +74,10 @@ class SharedMemoryTransport:
     num_carriers, num_nodes = 0, 1
     is_wide = True
 
+    def piece_bytes(self, lane: int) -> int:
+        """There is no wire to be kept busy."""
+        return 0
+
     def prepare(self, lane: int, wide: bool, turn: int) -> None:
         """For what goes through MPI."""
         self._mpi.prepare(lane, wide, turn)

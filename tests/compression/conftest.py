@@ -66,11 +66,11 @@ def make(request) -> Iterator[Callable]:
 def play() -> Callable[..., Played]:
     """Plays one exchange; the result goes to other memory than the gradients unless ``in_place``."""
 
-    def play(compressors: Sequence[Compressor], flats: Sequence[np.ndarray], shapes=None, make=np.asarray, in_place=False) -> Played:
+    def play(compressors: Sequence[Compressor], flats: Sequence[np.ndarray], shapes=None, make=np.asarray, in_place=False, piece_bytes=0) -> Played:
         shapes = shapes or [("weight", flats[0].shape)]
         ranks = len(flats)
         buckets = [Bucket.of(make(flat.copy()), shapes, rank, ranks, None if in_place else make(np.full_like(flat, np.nan))) for rank, flat in enumerate(flats)]
-        simulated = simulate(compressors, buckets)
+        simulated = simulate(compressors, buckets, piece_bytes)
         outcome = list(zip(simulated.sent, flats, strict=True))
         return Played(
             [_numpy(m) for m in simulated.means],

@@ -31,6 +31,24 @@ def gradients(ranks: int, seed: int = 0) -> list[np.ndarray]:
     return [(common + rng.standard_normal(SIZE)).astype(np.float32) for _ in range(ranks)]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@every_compressor
+def test_what_travels_in_pieces_is_the_same_bits(name, ranks, make, play):
+    """And in one step with error feedback, so that what was sent is the same, too."""
+    rng = np.random.default_rng(4)
+    steps = [[(rng.standard_normal(410_000) * 10.0 ** rng.integers(-6, 1, 410_000)).astype(np.float32) for _ in range(ranks)] for _ in range(2)]
+    shapes = [("weight", (1000, 400)), ("other", (100, 100))]
+    found = []
+    for piece_bytes in (0, 50_000):
+        compressors = [load(name, feedback=name != "none") for _ in range(ranks)]
+        found.append([play(compressors, flats, shapes, make, in_place=True, piece_bytes=piece_bytes) for flats in steps])
+    whole, pieces = found
+    assert [p.mean.tobytes() for p in whole] == [p.mean.tobytes() for p in pieces]
+    assert [p.sent_bytes for p in whole] == [p.sent_bytes for p in pieces]
+    if load(name).collective == "two-sided":
+        assert len(pieces[0].requests) >= 2 * len(whole[0].requests)
+
+
 @every_compressor
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_gets_the_same_finite_float32_vector(name, ranks, make, play):

@@ -27,16 +27,31 @@ def test_the_earliest_with_something_to_send_may_always_begin(members):
     queue.leave(Member(0, 0))  # it had left before
 
 
-def test_an_answer_stays_until_the_request_after_the_next():
+def test_memory_is_used_again_when_nobody_holds_an_array_in_it():
     scratch = Scratch()
-    taken = []
-    for value in range(3):
-        scratch.begin(300)
+
+    def take(value: int, num_bytes: int = 300):
+        scratch.begin(num_bytes)
         arrays = [scratch.take(np.empty(3, np.float64)), scratch.take(np.empty((2, 5), np.int8))]
         for array in arrays:
             array[...] = value
-        taken.append(arrays)
-        if value:
-            assert all((a == value - 1).all() for a in taken[value - 1])
-    assert np.shares_memory(taken[0][0], taken[2][0])
-    assert all(a.ctypes.data % 8 == 0 for arrays in taken for a in arrays[:1])
+        return arrays
+
+    held = {value: take(value) for value in range(5)}
+    assert all((array == value).all() for value, arrays in held.items() for array in arrays)
+    assert all(arrays[0].ctypes.data % 8 == 0 for arrays in held.values())
+    places = {value: arrays[0].ctypes.data for value, arrays in held.items()}
+    part = held.pop(3)[1][:1]
+    del held[1]
+    again = take(6)
+    assert again[0].ctypes.data == places[1]
+    assert take(7)[0].ctypes.data not in places.values(), "somebody holds a part of an array of the third one"
+    assert (part == 3).all()
+
+
+def test_memory_that_is_too_small_is_given_up():
+    scratch = Scratch()
+    for num_bytes in (100, 200, 400, 300):
+        scratch.begin(num_bytes)
+        assert scratch.take(np.empty(num_bytes, np.uint8)).size == num_bytes
+    assert [b.size for b in scratch._buffers] == [400]
