@@ -43,8 +43,10 @@ def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str
     return None
 
 
-def check_start(named: Iterable[tuple[str, Array]], remedy: str) -> None:
+def check_start(named: Iterable[tuple[str, Array]], remedy: str, *, is_first: bool = True) -> None:
     """Compare the ranks' contiguous weights by digest: ranks that start from different ones never come together.
+
+    ``is_first``: no step was taken yet, so the digest is also that of the start, for ``hvdlite ab`` to compare runs by.
 
     Raises:
         SettingError: they differ, and ``check_parameters`` is ``error``; ``remedy`` is the call that makes them equal.
@@ -52,10 +54,9 @@ def check_start(named: Iterable[tuple[str, Array]], remedy: str) -> None:
     mode = world().settings.check_parameters
     if mode == "off":
         return
-    names, digests = [], []
-    for name, array in named:
-        names.append(name)
-        digests.append(hashlib.blake2b(np.asarray(array).reshape(-1).view(np.uint8).data, digest_size=8).digest())
+    names, digests = _digests(named)
+    if is_first:
+        world().reports.write_weights(_total(digests))
     everyone = allgather_object(digests)
     differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
     if not differing:
@@ -69,3 +70,21 @@ def check_start(named: Iterable[tuple[str, Array]], remedy: str) -> None:
         raise SettingError(problem)
     if world().topology.rank == 0:
         LOG.warning(problem)
+
+
+def note_start(named: Iterable[tuple[str, Array]]) -> None:
+    """Leave a digest of the weights before the first step for ``hvdlite ab``, where ranks become equal only after it: rank 0's count."""
+    if world().reports.are_written_here:
+        world().reports.write_weights(_total(_digests(named)[1]))
+
+
+def _digests(named: Iterable[tuple[str, Array]]) -> tuple[list[str], list[bytes]]:
+    names, digests = [], []
+    for name, array in named:
+        names.append(name)
+        digests.append(hashlib.blake2b(np.asarray(array).reshape(-1).view(np.uint8).data, digest_size=8).digest())
+    return names, digests
+
+
+def _total(digests: Iterable[bytes]) -> str:
+    return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()

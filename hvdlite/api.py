@@ -39,6 +39,7 @@ from .errors import (
     WorldSizeError,
 )
 from .operations import Average, Max, Min, Product, ReduceOp, Sum
+from .reporting import report
 from .world import (
     cross_rank,
     cross_size,
@@ -104,6 +105,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "report",
     "shutdown",
     "size",
     "world",

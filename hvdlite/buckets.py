@@ -272,6 +272,7 @@ class GradientBuckets:
 
     def _measure(self) -> None:
         """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it."""
+        self._world.metrics.stepped()
         if not self._has_stepped:
             self._has_stepped = True
             self._tuner = self._make_tuner()

@@ -46,6 +46,9 @@ class Settings:
     stall_warning_seconds: float = setting(60.0, "report ranks that keep others waiting this long; 0 never", at_least=0)
     stall_shutdown_seconds: float = setting(0.0, "fail a collective after waiting this long; 0 never", at_least=0)
     check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
+    seed: int = setting(-1, "init() seeds random, numpy and the frameworks imported by then, each rank differently; -1: no", at_least=-1, shared=True)
+    report_file: str = setting("", "rank 0 appends what hvd.report() is told to this file, as JSON lines", shared=True)
+    stop_at: str = setting("", "hvd.report() ends the script then: steps=100, minutes=5, loss<=0.1 or accuracy>=0.9", shared=True)
     kernels: str = setting("auto", "compiled loops: auto, or off to use numpy's", choices=("auto", "off"))
     log_level: str = setting("INFO", "what hvdlite itself logs", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from . import settings as settings_module
 from .engine import Engine
 from .errors import ForkedError, NotInitializedError, SettingError, WorldSizeError
+from .seeding import seed_everything
 from .settings import Settings
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
+from .telemetry.reports import Reports, parse_stop
 from .transports import Topology, Transport
 from .version import VERSION
 
@@ -34,6 +36,7 @@ class World:
     transport: Transport
     engine: Engine
     metrics: Metrics
+    reports: Reports = field(default_factory=Reports)
     pid: int = field(default_factory=os.getpid)
     counters: dict[str, int] = field(default_factory=dict)
     remarked: set[str] = field(default_factory=set)
@@ -91,10 +94,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         raise SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
     settings = Settings.from_environ()
     _configure_log(settings)
+    stop_at = parse_stop(settings.stop_at)
     transport = _make_transport(settings, comm)
-    metrics = Metrics()
-    last = LastCollective(settings_module.job_directory(), transport.topology.rank)
-    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics)
+    metrics, rank = Metrics(), transport.topology.rank
+    if settings.seed >= 0:
+        seed_everything(settings.seed, rank)
+    reports = Reports(settings.report_file, stop_at, rank)
+    last = LastCollective(settings_module.job_directory(), rank)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports)
     atexit.register(shutdown)
     _end_the_job_on_exceptions()
 
@@ -107,6 +114,7 @@ def shutdown() -> None:
         return
     world, _world = _world, None
     atexit.unregister(shutdown)
+    world.reports.end(world.metrics)
     if world.engine.stop():
         world.transport.close()
     elif world.engine.is_broken:

@@ -27,12 +27,14 @@ MAY_IMPORT = {
     "stalls": {"errors", "settings", "transports"},
     "engine": {"_promptness", "compression", "errors", "negotiation", "settings", "stalls", "telemetry", "transports"},
     "operations": {"arrays", "compression", "engine", "errors", "negotiation", "transports"},
-    "world": {"version", "engine", "errors", "settings", "telemetry", "transports"},
+    "seeding": set(),
+    "world": {"version", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
+    "reporting": {"collectives", "world"},
     "agreement": {"arrays", "collectives", "compression", "errors", "world"},
-    "api": CORE | {"collectives"},
+    "api": CORE | {"collectives", "reporting"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "errors", "settings"},
@@ -55,7 +57,8 @@ FOREIGN = {
     "tensorflow": {"tensorflow/", "keras/_backends/tensorflow.py"},
     "keras": {"keras/"},
     "jax": {"keras/_backends/jax.py"},
-    "matplotlib": {"abtest/"},
+    "scipy": {"abtest/"},
+    "rich": {"abtest/"},
 }
 
 

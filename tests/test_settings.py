@@ -8,7 +8,16 @@ from hvdlite.cli.run import command as run_command
 from hvdlite.errors import SettingError
 from hvdlite.settings import Settings
 
-OTHER = {"compression": "fp16", "transport": "mpi", "ranks_per_node": "2,1", "check_parameters": "warn", "kernels": "off", "log_level": "DEBUG"}
+OTHER = {
+    "compression": "fp16",
+    "transport": "mpi",
+    "ranks_per_node": "2,1",
+    "check_parameters": "warn",
+    "report_file": "r.jsonl",
+    "stop_at": "steps=3",
+    "kernels": "off",
+    "log_level": "DEBUG",
+}
 NAMES = [f.name for f in settings.fields()]
 
 

@@ -20,6 +20,7 @@ from hvdlite import (
     local_size,
     metrics,
     rank,
+    report,
     shutdown,
     size,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "local_size",
     "metrics",
     "rank",
+    "report",
     "shard",
     "shutdown",
     "size",

@@ -28,6 +28,21 @@ class Metrics:
     """Size of the buckets in use, those laid out last."""
     slots: int = 0
     """Exchanges in flight at once, at most."""
+    steps: int = 0
+    """Steps of optimizers whose gradients were exchanged."""
+    steps_ms: float = 0.0
+    """Time from the end of the first of these steps to the end of the last one."""
+
+    def __post_init__(self) -> None:
+        self._first_step_ended = 0.0
+
+    def stepped(self) -> None:
+        """Count a step that has ended."""
+        now = time.perf_counter()
+        if self.steps == 0:
+            self._first_step_ended = now
+        self.steps += 1
+        self.steps_ms = (now - self._first_step_ended) * 1e3
 
     def sent(self, num_bytes: int, *, control: bool) -> None:
         """Count what a request takes."""

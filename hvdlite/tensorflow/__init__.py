@@ -20,6 +20,7 @@ from hvdlite import (
     local_size,
     metrics,
     rank,
+    report,
     shutdown,
     size,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "report",
     "shutdown",
     "size",
     "size_op",

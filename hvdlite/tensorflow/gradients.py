@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import hvdlite
 from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ReduceOp
-from hvdlite.agreement import check_start, first_difference
+from hvdlite.agreement import check_start, first_difference, note_start
 
 from .compression import Compression
 from .tensors import as_array, copied, in_creation_order, is_tracing, plain_python, refuse_xla
@@ -226,9 +226,13 @@ class GradientExchange:
         gathers, self._gathers = self._gathers, {}
         self._handed.clear()
         self._num_steps += 1
-        if self._weights is not None and self._num_steps == 2:
-            weights, self._weights = self._weights, None
-            check_start(zip((p.name for p in self._parameters), map(as_array, weights()), strict=True), self._remedy)
+        if self._weights is not None and self._num_steps <= 2:
+            weights = zip((p.name for p in self._parameters), map(as_array, self._weights()), strict=True)
+            if self._num_steps == 1:
+                note_start(weights)
+            else:
+                self._weights = None
+                check_start(weights, self._remedy, is_first=False)
         absent = self._buckets.finish() if self._buckets is not None else frozenset()
         with hvdlite.world().metrics.exposed():
             return absent, {i: (indices.wait()[0], values.wait()[0]) for i, (indices, values) in gathers.items()}

@@ -18,6 +18,7 @@ from hvdlite import (
     local_size,
     metrics,
     rank,
+    report,
     shutdown,
     size,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "report",
     "shutdown",
     "size",
     "sparse_allreduce_async",

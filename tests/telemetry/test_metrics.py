@@ -35,4 +35,16 @@ def test_a_snapshot_does_not_change_any_more():
         "exposed_ms",
         "bucket_bytes",
         "slots",
+        "steps",
+        "steps_ms",
     }
+
+
+def test_steps_are_timed_from_the_end_of_the_first():
+    metrics = Metrics()
+    metrics.stepped()
+    assert (metrics.steps, metrics.steps_ms) == (1, 0.0)
+    time.sleep(0.02)
+    metrics.stepped()
+    assert metrics.steps == 2
+    assert 20 <= metrics.steps_ms < 5000
