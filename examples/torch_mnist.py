@@ -56,12 +56,14 @@ def train(args, compression, train_set, test_set):
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
+            hvd.report(loss=losses[-1])
             bar.update()
     seconds = time.perf_counter() - start
     bar.close()
     after = hvd.metrics()
     with torch.no_grad():
         accuracy = (model(test_set[0]).argmax(1) == test_set[1]).float().mean().item()
+    hvd.report(step=steps, loss=losses[-1], accuracy=100 * accuracy)  # for hvdlite ab; does nothing otherwise
     spent = {key: (after[key] - before[key]) / steps for key in after}
     return {
         "compression": compression,

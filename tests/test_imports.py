@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "errors", "settings"},
-    "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry"},
+    "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry", "version"},
     "cli": {"", "cli", "launch", "abtest", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
     "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},

@@ -142,7 +142,9 @@ def _words(verdict: Verdict, speed: Speed, harm: Harm, pairs: Pairs, num_pairs: 
     parts: list[str] = []
     underpowered = num_pairs + pairs.num_diverged < needed or num_timed < needed
     if underpowered:
-        counted = f"{num_pairs} pairs of runs" if num_pairs == num_timed else f"{num_pairs} pairs with a metric, {num_timed} with step times"
+        counted = (
+            f"{num_pairs} pair{'s' * (num_pairs != 1)} of runs" if num_pairs == num_timed else f"{num_pairs} pairs with a metric, {num_timed} with step times"
+        )
         parts.append(f"underpowered: {counted}, {needed} are needed")
     if verdict == "undecided" and not (underpowered and speed == "unclear"):
         parts.append("neither faster nor slower is shown" if speed == "unclear" else speed)

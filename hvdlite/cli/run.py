@@ -14,20 +14,22 @@ from ..errors import SettingError
 _EXAMPLE = "write e.g. hvdliterun -np 2 python train.py"
 
 
-class _Run(click.Command):
+class Launching(click.Command):
     """Everything from the command on belongs to the command, also when it begins with ``-m``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {word for p in self.params if isinstance(p, click.Option) and not p.is_flag for word in p.opts}
+        """Put ``--`` before the command."""
+        values = {word: p.nargs for p in self.params if isinstance(p, click.Option) and not p.is_flag for word in p.opts}
         position = 0
         while position < len(args) and args[position].startswith("-") and args[position] not in ("-m", "--"):
-            position += 2 if args[position] in takes_value else 1
+            position += 1 + values.get(args[position], 0)
         if position < len(args) and args[position] != "--":
             args = [*args[:position], "--", *args[position:]]
         return super().parse_args(ctx, args)
 
 
-def _size(_: click.Context, __: click.Parameter, value: str | None) -> int:
+def num_ranks(value: str | None) -> int:
+    """The value of ``-np``."""
     if value is None:
         raise SettingError(f"-np is missing; the number of ranks is expected; {_EXAMPLE}")
     if not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
@@ -105,7 +107,7 @@ def _run(
 
 
 _PARAMETERS: list[Any] = [
-    click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", callback=_size, help="number of ranks (required)"),
+    click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", callback=lambda _, __, value: num_ranks(value), help="number of ranks (required)"),
     click.Option(["--no-prefix"], is_flag=True, help="do not put [rank] before each line"),
     click.Option(["--output-filename"], type=click.Path(path_type=Path), metavar="DIR", help="also write DIR/rank.N/stdout and stderr"),
     click.Option(["--tee-ranks"], metavar="0,1", callback=_ranks, help="show only these ranks' output"),
@@ -114,7 +116,7 @@ _PARAMETERS: list[Any] = [
     click.Option(["--verbose", "-v"], is_flag=True, help="say which MPI is used, how it is called, and what its launcher says"),
 ]
 
-command = _Run(
+command = Launching(
     "run",
     params=[*_PARAMETERS, *_knobs(), click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
     callback=_run,

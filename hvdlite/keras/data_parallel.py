@@ -131,7 +131,7 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
             self._stop_together([stops for _, _, _, stops in everyone], epoch)
         if self._checkpoint is not None:
             self._checkpoint.save(self.model, epoch)
-        hvdlite.report(**numbers(logs))
+        hvdlite.report(None, **numbers(logs))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Look that no rank goes on."""

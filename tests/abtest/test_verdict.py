@@ -75,7 +75,7 @@ def test_few_seeds_are_underpowered_however_clear(seeds):
     found = judged((-3.0, 0.5), seeds)
     assert found.verdict == "undecided"
     assert found.underpowered
-    assert f"underpowered: {seeds} pairs of runs, 6 are needed" in found.words
+    assert f"underpowered: {seeds} pair{'s' * (seeds > 1)} of runs, 6 are needed" in found.words
     assert found.time_ratio == pytest.approx(0.5, rel=0.15)
     assert (found.difference_interval is None) == (seeds == 1)
 

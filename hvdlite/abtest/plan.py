@@ -1,0 +1,84 @@
+"""The experiment as it was decided on before the first run, kept in ``plan.json`` beside the runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..errors import SettingError
+from .files import write_whole
+
+_FILE = "plan.json"
+SEED = "{seed}"
+"""Stands for the seed in the user's command."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run, and how it will be judged."""
+
+    command: tuple[str, ...]
+    arms: tuple[str, ...]
+    """The first one is the baseline."""
+    seeds: int
+    size: int
+    metric: str = "loss"
+    higher_is_better: bool = False
+    margin: float | None = None
+    """None: see :func:`hvdlite.abtest.verdict.default_margin`."""
+    stop_at: str = ""
+    metric_regex: str = ""
+
+    @property
+    def baseline(self) -> str:
+        """What the other arms are compared with."""
+        return self.arms[0]
+
+    def order(self) -> list[tuple[int, str]]:
+        """``(seed, arm)`` in the order of the runs: A B, B A, so that what changes slowly meets all arms alike; with more arms each also starts in turn."""
+        runs = []
+        for seed in range(self.seeds):
+            start = (seed // 2) % len(self.arms)
+            turn = [*self.arms[start:], *self.arms[:start]]
+            runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
+        return runs
+
+    def command_for(self, seed: int) -> list[str]:
+        """The user's command, ``{seed}`` replaced."""
+        return [word.replace(SEED, str(seed)) for word in self.command]
+
+
+def begin(plan: Plan, folder: Path, *, resume: bool) -> None:
+    """Keep the plan, or compare it with the one that is kept.
+
+    Raises:
+        SettingError: there are runs already and ``resume`` is not set; there are none and it is; or the plan is another one.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        if resume:
+            raise SettingError(f"--resume finds no comparison in {str(folder)!r}; {_FILE} is expected there; leave --resume out, or name the --output of then")
+        if folder.exists() and any(folder.iterdir()):
+            raise SettingError(f"--output {str(folder)!r} is not empty and holds no comparison; a new folder is expected; choose another")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+        return
+    if not resume:
+        raise SettingError(f"{str(folder)!r} holds a comparison already; a new folder is expected; write --resume to go on with it, or another --output")
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except msgspec.DecodeError as error:
+        raise SettingError(f"{str(path)!r} cannot be read ({error}); the plan of a comparison is expected; start anew in another --output") from None
+    for field in Plan.__dataclass_fields__:
+        then, now = getattr(kept, field), getattr(plan, field)
+        if then != now:
+            raise SettingError(
+                f"--resume with another {field}: {_shown(now)}, where the finished runs had {_shown(then)}; "
+                "the same comparison is expected, or its runs are not comparable; repeat the first command line, or choose another --output"
+            )
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else repr(value)

@@ -1,0 +1,235 @@
+"""From the runs to the answer: ``ab.json`` and ``ab.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..errors import SettingError
+from ..telemetry.reports import parse_stop
+from ..version import VERSION
+from .arms import entangled
+from .files import write_whole
+from .plan import SEED, Plan
+from .runs import Run, is_finite
+from .statistics import Vector, diverged, first_reached, median_time
+from .verdict import Judged, Pairs, default_margin, judge
+
+_PACKAGES = ("numpy", "mpi4py", "torch", "tensorflow", "keras", "jax")
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The figures of one run."""
+
+    arm: str
+    seed: int
+    exit_code: int
+    problem: str
+    started: str
+    seconds: float
+    metric: float | None
+    steps: int
+    step_ms: float | None
+    """Median of its blocks."""
+    wire_bytes_per_step: float | None
+    exposed_ms_per_step: float | None
+    target_seconds: float | None
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """The figures of one arm. ``judged`` is None for the baseline."""
+
+    arm: str
+    num_planned: int
+    num_good: int
+    metric_mean: float | None
+    metric_sd: float | None
+    step_ms: float | None
+    wire_bytes_per_step: float | None
+    exposed_ms_per_step: float | None
+    num_reached: int | None
+    target_seconds: float | None
+    judged: Judged | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """All of it."""
+
+    version: str
+    machine: dict[str, str]
+    plan: Plan
+    margin: float
+    target: float | None
+    arms: list[ArmResult]
+    runs: list[RunRow]
+    missing: list[str]
+    not_controlled: list[str]
+
+
+def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
+    """Judge what there is, and say what is missing."""
+    by_arm = {arm: {run.record.seed: run for run in runs if run.record.arm == arm} for arm in plan.arms}
+    finals = _metrics(by_arm[plan.baseline], plan)
+    margin = default_margin(finals) if plan.margin is None else plan.margin
+    sign = 1.0 if plan.higher_is_better else -1.0
+    stop_at, mean = parse_stop(plan.stop_at), _mean(finals)
+    target = stop_at.value if stop_at is not None and stop_at.name == plan.metric else None if mean is None else mean - sign * margin
+    bad = {arm: {s for s, run in by_seed.items() if _diverged(run, plan, finals)} for arm, by_seed in by_arm.items()}
+    pairs = {arm: _pairs(plan, by_arm[arm], by_arm[plan.baseline], bad[arm] - bad[plan.baseline]) for arm in plan.arms[1:]}
+    judged = judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
+    rows = [_run_row(run, plan, target, run.record.seed in bad[run.record.arm]) for run in runs]
+    arms = [_arm_result(arm, plan, [r for r in rows if r.arm == arm], by_arm[arm], target, judged.get(arm)) for arm in plan.arms]
+    missing = [f"{row.arm}, seed {row.seed}: {row.problem}" for row in rows if row.problem]
+    missing += [f"{arm}, seed {seed}: not run" for seed, arm in plan.order() if seed not in by_arm[arm]]
+    return Result(VERSION, _machine(), plan, margin, target, arms, rows, missing, _not_controlled(plan, by_arm, rows))
+
+
+def write(result: Result, folder: Path) -> None:
+    """``ab.json`` with everything, ``ab.csv`` with a row a run. Numbers that are not finite become null."""
+    write_whole(folder / "ab.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    text = io.StringIO()
+    names = list(RunRow.__dataclass_fields__)
+    table = csv.writer(text)
+    table.writerow(names)
+    table.writerows([getattr(row, name) for name in names] for row in result.runs)
+    write_whole(folder / "ab.csv", text.getvalue().encode())
+
+
+def load(path: Path) -> Result:
+    """Read ``ab.json``.
+
+    Raises:
+        SettingError: it is none.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Result)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingError(f"{str(path)!r} cannot be read ({error}); the ab.json of a comparison is expected; name two of them after --compare") from None
+
+
+def differences(a: Result, b: Result) -> list[str]:
+    """Where two comparisons are not the same experiment, in words."""
+    found = []
+    for field in Plan.__dataclass_fields__:
+        one, other = getattr(a.plan, field), getattr(b.plan, field)
+        if one != other:
+            found.append(f"{field}: {one!r} and {other!r}")
+    machines = sorted({*a.machine, *b.machine})
+    found += [f"{key}: {a.machine.get(key)} and {b.machine.get(key)}" for key in machines if a.machine.get(key) != b.machine.get(key)]
+    return found + ([f"hvdlite: {a.version} and {b.version}"] if a.version != b.version else [])
+
+
+def _metrics(by_seed: Mapping[int, Run], plan: Plan) -> Vector:
+    return np.array([_or_nan(by_seed[s].metric) if s in by_seed else np.nan for s in range(plan.seeds)])
+
+
+def _seconds(by_seed: Mapping[int, Run], plan: Plan) -> Vector:
+    good = {s: run for s, run in by_seed.items() if run.record.exit_code == 0 and len(run.blocks)}
+    return np.array([float(np.median(good[s].blocks)) if s in good else np.nan for s in range(plan.seeds)])
+
+
+def _pairs(plan: Plan, arm: Mapping[int, Run], baseline: Mapping[int, Run], bad: set[int]) -> Pairs:
+    metric = _metrics(arm, plan)
+    metric[list(bad)] = np.nan
+    both = [s for s in arm if s in baseline and len(arm[s].blocks) and len(baseline[s].blocks)]
+    blocks = (arm[both[0]].blocks, baseline[both[0]].blocks) if len(both) == 1 else (None, None)
+    return Pairs(metric, _metrics(baseline, plan), _seconds(arm, plan), _seconds(baseline, plan), len(bad), *blocks)
+
+
+def _diverged(run: Run, plan: Plan, finals: Vector) -> bool:
+    if run.metric is None:
+        return False
+    values = run.curve(plan.metric)[1] if not plan.metric_regex else [run.metric]
+    return diverged(values, finals, plan.higher_is_better)
+
+
+def _run_row(run: Run, plan: Plan, target: float | None, has_diverged: bool) -> RunRow:
+    record = run.record
+    reached = None if target is None else first_reached(*run.curve(plan.metric), target, plan.higher_is_better)
+    step_ms = float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None
+    counted = (record.arm, record.seed, record.exit_code, record.problem, record.started, record.seconds)
+    return RunRow(*counted, run.metric, run.steps, step_ms, run.wire_bytes_per_step, run.exposed_ms_per_step, reached, has_diverged)
+
+
+def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[int, Run], target: float | None, judged: Judged | None) -> ArmResult:
+    good = [row for row in rows if not row.problem]
+    finals = np.array([_or_nan(row.metric) for row in good])
+    finite = finals[np.isfinite(finals)]
+    curves = target is not None and any(len(by_seed[row.seed].curve(plan.metric)[0]) > 1 for row in good)
+    watched = [by_seed[row.seed].curve(plan.metric)[0][-1] for row in good] if curves else []
+    reached = [row.target_seconds for row in good] if curves else []
+    return ArmResult(
+        arm=arm,
+        num_planned=plan.seeds,
+        num_good=len(good),
+        metric_mean=_mean(finals),
+        metric_sd=float(np.std(finite, ddof=1)) if len(finite) > 1 else None,
+        step_ms=_mean([row.step_ms for row in good]),
+        wire_bytes_per_step=_mean([row.wire_bytes_per_step for row in good]),
+        exposed_ms_per_step=_mean([row.exposed_ms_per_step for row in good]),
+        num_reached=sum(when is not None for when in reached) if curves else None,
+        target_seconds=median_time(reached, watched) if curves else None,
+        judged=judged,
+    )
+
+
+def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: Sequence[RunRow]) -> list[str]:
+    found = list(entangled(plan.arms))
+    starts = {(run.record.seed, arm): tuple(run.weights) for arm, by_seed in by_arm.items() for run in by_seed.values() if run.record.exit_code == 0}
+    remedy = f"draw from generators that hvd.init() seeds, or write --seed {SEED} in the command"
+    if not any(starts.values()):
+        found.append("first weights: the script trains with none of our optimizers, so whether arms start alike is not known")
+    for seed in range(plan.seeds):
+        if len({weights for (s, _), weights in starts.items() if s == seed and weights}) > 1:
+            found.append(f"first weights: the arms of seed {seed} start from different ones, so its pairs are none; {remedy}")
+    first = {weights for (_, arm), weights in starts.items() if arm == plan.baseline and weights}
+    if len(first) == 1 and sum(arm == plan.baseline for _, arm in starts) > 1:
+        found.append(f"seeds: every seed starts from the same weights, so the script sets a seed of its own and the pairs are repetitions; {remedy}")
+    steps = {row.steps for row in rows if not row.problem}
+    if len(steps) > 1:
+        found.append(f"steps: runs took {min(steps)} to {max(steps)}; metrics are those of the ends")
+    sizes = {run.counters.get("bucket_bytes") for by_seed in by_arm.values() for run in by_seed.values() if run.counters.get("bucket_bytes")}
+    if len(sizes) > 1:
+        found.append("bucket sizes: chosen by measurement in each run, and not the same in all; HVDLITE_BUCKET_BYTES fixes them")
+    found.append(f"order of the data: equal in the arms only as far as the script follows the seed; {plan.metric} is rank 0's")
+    found.append("this machine: what else runs on it, its clock and its temperature; the order of the arms is balanced against what changes slowly")
+    return found
+
+
+def _machine() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _or_nan(value: float | None) -> float:
+    return value if value is not None and is_finite(value) else float("nan")
+
+
+def _mean(values: Vector | Sequence[float | None]) -> float | None:
+    finite = [v for v in values if v is not None and np.isfinite(v)]
+    return float(np.mean(finite)) if finite else None

@@ -1,0 +1,156 @@
+"""A run, and what it left behind: a folder with ``run.json`` (written when it has ended), the reports, and what the ranks printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from json import JSONDecodeError, loads
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .files import write_whole
+from .plan import Plan
+from .statistics import Vector, block_times
+
+REPORTS, OUTPUT, LAUNCHER, _RECORD = "report.jsonl", "output", "launcher.txt", "run.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a run ended."""
+
+    arm: str
+    seed: int
+    exit_code: int
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """From start to end, the imports of the script included."""
+    problem: str = ""
+    """Why it says nothing about the metric, in words; empty if it does."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One call of ``hvd.report()`` on rank 0."""
+
+    step: int
+    seconds: float
+    wire_bytes: int
+    exposed_ms: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    record: Record
+    reports: Sequence[Reported]
+    weights: Sequence[str]
+    """Digests of what its optimizers started from."""
+    counters: dict[str, float]
+    """Rank 0's at the end; empty if it did not come to an end."""
+    metric: float | None
+    """The last value of the plan's metric; None if there is none. It may be no finite number."""
+
+    @cached_property
+    def blocks(self) -> Vector:
+        """Seconds a step, in blocks. From the reports if they come often enough, else from the optimizer's own count."""
+        times = block_times([r.step for r in self.reports], [r.seconds for r in self.reports])
+        steps = self.counters.get("steps", 0)
+        if not len(times) and steps > 1:
+            times = np.array([self.counters["steps_ms"] / 1e3 / (steps - 1)])
+        return times
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, or reported ones where the optimizer counted none."""
+        return int(self.counters.get("steps", 0)) or max((r.step for r in self.reports), default=0)
+
+    @property
+    def wire_bytes_per_step(self) -> float | None:
+        """Sent by rank 0."""
+        return self.counters["wire_bytes"] / self.steps if self.counters and self.steps else None
+
+    @property
+    def exposed_ms_per_step(self) -> float | None:
+        """What a step of rank 0 waited for communication."""
+        return self.counters["exposed_ms"] / self.steps if self.counters and self.steps else None
+
+    def curve(self, metric: str) -> tuple[list[float], list[float]]:
+        """``(seconds, values)`` of a metric."""
+        points = [(r.seconds, r.values[metric]) for r in self.reports if metric in r.values]
+        return [s for s, _ in points], [v for _, v in points]
+
+
+def folder_of(folder: Path, seed: int, arm: str) -> Path:
+    """Where a run keeps what it leaves; the name tells seed and arm."""
+    return folder / "runs" / f"seed{seed}.{re.sub(r'[^A-Za-z0-9_.=-]', '-', arm)}"
+
+
+def keep(record: Record, folder: Path) -> None:
+    """Make a run a finished one."""
+    write_whole(folder / _RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def read(folder: Path, plan: Plan) -> Run | None:
+    """What a run left; None if it has not ended."""
+    try:
+        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=Record)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    lines = [line for line in _lines(folder / REPORTS) if isinstance(line, dict)]
+    reports = [Reported(**line) for line in lines if "values" in line]
+    weights = [line["weights"] for line in lines if "weights" in line]
+    counters: dict[str, float] = next((line["end"] for line in lines if "end" in line), {})
+    metric = find_metric(folder, plan, reports)
+    return Run(record, reports, weights, counters, metric if record.exit_code == 0 else None)
+
+
+def find_metric(folder: Path, plan: Plan, reports: Sequence[Reported]) -> float | None:
+    """The last value of the metric: by ``--metric-regex`` in what the ranks printed, rank 0 first, or else in the reports."""
+    if not plan.metric_regex:
+        return next((r.values[plan.metric] for r in reversed(reports) if plan.metric in r.values), None)
+    for path in sorted((folder / OUTPUT).glob("rank.*/std*"), key=lambda p: (len(p.parent.name), p.parent.name, p.name != "stdout")):
+        found = list(re.finditer(plan.metric_regex, path.read_text(encoding="utf-8", errors="replace")))
+        for match in reversed(found):
+            number = _number(match[1])
+            if number is not None:
+                return number
+    return None
+
+
+def last_reports(folder: Path) -> list[Reported]:
+    """The reports so far."""
+    return [Reported(**line) for line in _lines(folder / REPORTS) if isinstance(line, dict) and "values" in line]
+
+
+def _number(written: str) -> float | None:
+    try:
+        return float(written.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _lines(path: Path) -> list[Any]:
+    """The lines that are whole: the last one of a killed run may not be."""
+    found = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(loads(line))
+            except JSONDecodeError:
+                break
+    return found
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether there is a number."""
+    return value is not None and math.isfinite(value)
