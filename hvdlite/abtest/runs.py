@@ -42,6 +42,7 @@ class Reported:
 
     step: int
     seconds: float
+    optimizer_steps: int
     wire_bytes: int
     exposed_ms: float
     values: dict[str, float]
@@ -62,8 +63,9 @@ class Run:
 
     @cached_property
     def blocks(self) -> Vector:
-        """Seconds a step, in blocks. From the reports if they come often enough, else from the optimizer's own count."""
-        times = block_times([r.step for r in self.reports], [r.seconds for r in self.reports])
+        """Seconds a step of the optimizer, or a reported one where none counts; in blocks if there are several reports."""
+        counts = any(r.optimizer_steps for r in self.reports)
+        times = block_times([r.optimizer_steps if counts else r.step for r in self.reports], [r.seconds for r in self.reports])
         steps = self.counters.get("steps", 0)
         if not len(times) and steps > 1:
             times = np.array([self.counters["steps_ms"] / 1e3 / (steps - 1)])

@@ -64,8 +64,9 @@ def parse_stop(written: str) -> StopAt | None:
 class Reports:
     """The reports of one rank: counted everywhere, written by rank 0.
 
-    Every line of the file is a JSON object. A report has ``step``, ``seconds`` since :func:`hvdlite.init`, ``wire_bytes`` and ``exposed_ms`` (sums of rank 0
-    until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; the last line is ``end``, the counters.
+    Every line of the file is a JSON object. A report has ``step``, ``seconds`` since :func:`hvdlite.init`, ``optimizer_steps``, ``wire_bytes`` and
+    ``exposed_ms`` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; the last
+    line is ``end``, the counters.
     """
 
     def __init__(self, path: str = "", stop_at: StopAt | None = None, rank: int = 0) -> None:
@@ -91,7 +92,7 @@ class Reports:
 
     def write(self, step: int, seconds: float, values: Mapping[str, float], metrics: Metrics) -> None:
         """One report."""
-        counters = {"wire_bytes": metrics.wire_bytes, "exposed_ms": round(metrics.exposed_ms, 3)}
+        counters = {"optimizer_steps": metrics.steps, "wire_bytes": metrics.wire_bytes, "exposed_ms": round(metrics.exposed_ms, 3)}
         self._line({"step": step, "seconds": round(seconds, 6), **counters, "values": dict(values)})
 
     def write_weights(self, digest: str) -> None:

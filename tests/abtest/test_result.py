@@ -25,7 +25,10 @@ def leave(tmp_path):
         here = runs.folder_of(tmp_path, seed, arm)
         here.mkdir(parents=True)
         lines = [{"weights": weights.format(seed=seed, arm=arm)}]
-        lines += [{"step": i, "seconds": i * step_s, "wire_bytes": i * wire, "exposed_ms": i * 0.5, "values": {"loss": loss + 1 / i}} for i in range(1, 101)]
+        lines += [
+            {"step": i, "seconds": i * step_s, "wire_bytes": i * wire, "optimizer_steps": i, "exposed_ms": i * 0.5, "values": {"loss": loss + 1 / i}}
+            for i in range(1, 101)
+        ]
         lines += [{"end": {"wire_bytes": 100 * wire, "exposed_ms": 50.0, "steps": 100, "steps_ms": 99 * step_s * 1e3, "bucket_bytes": 1}}]
         (here / runs.REPORTS).write_text("\n".join(map(json.dumps, lines)))
         runs.keep(runs.Record(arm, seed, code, "2026-01-01T00:00:00+00:00", 3.0, problem), here)
@@ -132,3 +135,14 @@ def test_differences_between_two_comparisons(tmp_path, leave):
     assert result.differences(a, b) == ["size: 2 and 4"]
     with pytest.raises(SettingError, match="cannot be read"):
         result.load(tmp_path / "missing.json")
+
+
+def test_reports_of_epochs_give_the_time_of_a_step(tmp_path, leave):
+    leave("none", 0, step_s=0.01)
+    path = runs.folder_of(tmp_path, 0, "none") / runs.REPORTS
+    first, *lines, end = path.read_text().splitlines()
+    epochs = [json.dumps(json.loads(line) | {"step": epoch}) for epoch, line in enumerate(lines[9::10], start=1)]
+    path.write_text("\n".join([first, *epochs, end]))
+    run = runs.read(path.parent, PLAN)
+    assert np.median(run.blocks) == pytest.approx(0.01)
+    assert run.steps == 100

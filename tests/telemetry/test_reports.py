@@ -27,13 +27,13 @@ def test_rank_0_writes_one_object_a_line(tmp_path):
     path = tmp_path / "r.jsonl"
     reports = Reports(str(path), None, 0)
     reports.write_weights("abc")
-    reports.write(5, 1.25, {"loss": 0.5}, Metrics(wire_bytes=7, exposed_ms=1.5))
+    reports.write(5, 1.25, {"loss": 0.5}, Metrics(steps=4, wire_bytes=7, exposed_ms=1.5))
     assert len(path.read_text().splitlines()) == 2, "a line is on disk when it is written"
     reports.end(Metrics(steps=5))
     reports.end(Metrics())
     first, second, last = map(json.loads, path.read_text().splitlines())
     assert first == {"weights": "abc"}
-    assert second == {"step": 5, "seconds": 1.25, "wire_bytes": 7, "exposed_ms": 1.5, "values": {"loss": 0.5}}
+    assert second == {"step": 5, "seconds": 1.25, "optimizer_steps": 4, "wire_bytes": 7, "exposed_ms": 1.5, "values": {"loss": 0.5}}
     assert last["end"]["steps"] == 5
 
 
