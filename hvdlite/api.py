@@ -4,6 +4,7 @@ import sys
 
 from .arrays import Array
 from .buckets import GradientBuckets, Parameter
+from .capabilities import ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rocm_built
 from .collectives import (
     allgather,
     allgather_async,
@@ -38,6 +39,7 @@ from .errors import (
     StalledError,
     WorldSizeError,
 )
+from .launch.function import run
 from .operations import Average, Max, Min, Product, ReduceOp, Sum
 from .world import (
     cross_rank,
@@ -51,6 +53,8 @@ from .world import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     world,
 )
 
@@ -89,8 +93,13 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "broadcast_object",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_reducescatter",
@@ -101,11 +110,19 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "world",
 ]
 
