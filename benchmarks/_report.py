@@ -26,6 +26,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from hvdlite.arrays import kernels_built
 from hvdlite.launch import mpiexec
+from hvdlite.version import VERSION
 
 HERE = Path(__file__).parent
 STRONG = ("#d1122f", "#0b5fd0", "#0a8f3c", "#e07b00", "#7b2fc4", "#008b8b")
@@ -33,7 +34,7 @@ STRONG = ("#d1122f", "#0b5fd0", "#0a8f3c", "#e07b00", "#7b2fc4", "#008b8b")
 MUTED = ("#5f6b76", "#a07f5a", "#8fa3b5", "#b5a8c0", "#93a886")
 """For what is not."""
 _WIDE = 3000  # a range on which a number for every decade is enough
-_PACKAGES = ("hvdlite", "numpy", "torch", "mpi4py", "ml_dtypes", "horovod")
+_PACKAGES = ("hvdlite", "numpy", "torch", "tensorflow-cpu", "tensorflow", "keras", "mpi4py", "ml_dtypes", "horovod")
 
 
 def arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any]) -> argparse.Namespace:
@@ -72,7 +73,7 @@ def keep(name: str, args: argparse.Namespace, figures: Any, where: dict[str, Any
 def write(name: str, title: str, args: argparse.Namespace, table: Sequence[Sequence[str]], notes: Sequence[str], figure: Figure, where: dict[str, Any]) -> None:
     """Write ``name``.md and .png, and print the first."""
     about = (
-        f"{where['date']}, hvdlite {where['packages']['hvdlite']} ({where['commit']}), {where['cpu']}, {where['cores']} cores, {'; '.join(where['mpi'])}, "
+        f"{where['date']}, hvdlite {VERSION} ({where['commit']}), {where['cpu']}, {where['cores']} cores, {'; '.join(where['mpi'])}, "
         f"torch {where['packages'].get('torch', '-')}, compiled loops: {'yes' if where['compiled loops'] else 'no'}"
     )
     lines = [

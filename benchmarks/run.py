@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("collectives", "codecs", "training", "negotiation", "compare_mpi")
+NAMES = ("collectives", "codecs", "training", "tensorflow_training", "negotiation", "compare_mpi")
 
 
 def main() -> None:
@@ -39,9 +39,11 @@ def main() -> None:
 
 def command(name: str, args: argparse.Namespace) -> list[str]:
     """The command line of one benchmark."""
+    training = ["--python", args.python, *(["--link-python", args.mpich] if args.mpich else [])]
     special = {
         "collectives": ["--python", args.python],
-        "training": ["--python", args.python, *(["--link-python", args.mpich] if args.mpich else [])],
+        "training": training,
+        "tensorflow_training": training,
         "negotiation": ["--python", args.python],
         "compare_mpi": [args.python, *([args.mpich] if args.mpich else [])],
     }

@@ -28,7 +28,7 @@ else:
         Tensor,
     )
     from ._feedback import RESIDUAL, ErrorFeedback
-    from ._load import load, names
+    from ._load import CompressorNames, load, names
     from ._simulate import Simulated, simulate
 
     __all__ = [
@@ -39,6 +39,7 @@ else:
         "Broadcast",
         "Bucket",
         "Compressor",
+        "CompressorNames",
         "Dense",
         "ErrorFeedback",
         "Exchange",

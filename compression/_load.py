@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 
 import msgspec
@@ -42,6 +43,18 @@ def load(spec: str, **options: object) -> Compressor:
             raise CompressionError(f"{name} has no option {key!r} (in {spec!r}); its options are {known}; correct or drop it")
     compressor = kind(**{key: _convert(spec, key, value, hints[key]) for key, value in given.items()})
     return ErrorFeedback(compressor) if feedback else compressor
+
+
+class CompressorNames(type):
+    """Gives a class every compressor under its name: ``Compression.topk(density=0.01)``."""
+
+    def __getattr__(cls, name: str) -> Callable[..., Compressor]:
+        if name.startswith("_") or name not in names():
+            raise AttributeError(f"Compression has no {name!r}; choose one of {', '.join(names())}")
+        return lambda **options: load(name, **options)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *names()]
 
 
 def kind_of(name: str) -> type[Compressor]:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ class World:
     pid: int = field(default_factory=os.getpid)
     counters: dict[str, int] = field(default_factory=dict)
     remarked: set[str] = field(default_factory=set)
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+    """What adapters keep between two calls that have no object in common; each under keys of its own."""
 
     @property
     def topology(self) -> Topology:

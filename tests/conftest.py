@@ -54,7 +54,7 @@ def python(tmp_path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Runs code in a process of its own."""
 
     def run(code: str, *, executable: str = sys.executable, limit: float = 60, **more: str) -> "subprocess.CompletedProcess[str]":
-        path = tmp_path / "code.py"
+        path = tmp_path / "program.py"
         path.write_text(code, encoding="utf-8")
         command = [executable, str(path)]
         return subprocess.run(

@@ -1,6 +1,7 @@
 """The examples run on two ranks; and the demo's compressors do not cost accuracy."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,8 +37,42 @@ def test_an_example_prints_a_table_and_draws_a_picture(example, tmp_path):
     assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
+KERAS_EXAMPLES = {
+    "keras_mnist": (["--epochs", "1", "--compression", "none", "powersgd:rank=4"], r"powersgd:rank=4 +(\d+\.\d) % .* \d+\.\dx compressed", 60),
+    "keras_torch_backend": (["--epochs", "4", "--save", "spirals.keras"], r"(\d+\.\d) % from spirals\.keras", 80),
+}
+
+
+@pytest.mark.parametrize("example", KERAS_EXAMPLES)
+def test_an_example_of_keras_learns(example, tmp_path):
+    """On the torch backend, which starts fastest; tests/adapters/test_keras.py is about all of them."""
+    pytest.importorskip("keras")
+    options, result, percent = KERAS_EXAMPLES[example]
+    command = [sys.executable, "-m", "hvdlite", "run", "-np", "2", str(ROOT / "examples" / f"{example}.py"), *options]
+    variables = {"KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    found = re.search(result, done.stdout)
+    assert found, done.stdout[-2000:]
+    assert float(found[1]) > percent
+
+
 def test_the_folder_of_examples_is_the_list():
     assert {path.stem for path in (ROOT / "examples").glob("torch_*.py")} == set(EXAMPLES)
+    assert {path.stem for path in (ROOT / "examples").glob("keras_*.py")} == set(KERAS_EXAMPLES)
+
+
+def test_the_tensorflow_example_learns_and_compresses():
+    command = [sys.executable, "-m", "hvdlite", "run", "-np", "2", "examples/tensorflow2_mnist.py", "--epochs", "2", "--batch-size", "16"]
+    done = subprocess.run([*command, "--compression", "none", "powersgd:rank=4"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = {spec: (float(a), float(r)) for spec, a, r in re.findall(r"(\S+): test accuracy (\d+\.\d) %.* ratio (\d+\.\d)x", done.stdout)}
+    assert found.keys() == {"none", "powersgd:rank=4"}
+    assert found["none"][0] > 90
+    assert found["powersgd:rank=4"][0] > found["none"][0] - 2
+    assert found["powersgd:rank=4"][1] > 5
 
 
 DRIVER = """

@@ -1,7 +1,8 @@
 """Runs tests/parallel under real MPIs, on 2, 3 and 4 ranks; and again without the shared window, and without the compiled loops.
 
 The first MPI at hand runs everything. What another MPI could change lies below the adapters, so they run on two ranks there; and the loops
-change numbers only. ``test_losses...`` then compares trainings with all of them, to the last bit.
+change numbers only. ``test_losses...`` then compares trainings with all of them, to the last bit. What needs TensorFlow runs in jobs of its own, so
+that the others do not pay for its import.
 """
 
 import subprocess
@@ -25,22 +26,25 @@ def runs():
     """``(an MPI, ranks, options, files of tests)``."""
     for number, mpi in enumerate(interpreters()):
         files = EVERY if number == 0 else CORE
-        yield mpi, 2, [], EVERY
-        for size, options in ((3, []), (4, []), (3, ["--transport", "mpi"])):
-            yield mpi, size, options, [name for name in files if name not in FOR_TWO]
+        yield pytest.param(mpi, 2, [], EVERY, id=f"{mpi}-2")
+        for size, options, how in ((3, [], ""), (4, [], ""), (3, ["--transport", "mpi"], "-mpi")):
+            yield pytest.param(mpi, size, options, [name for name in files if name not in FOR_TWO], id=f"{mpi}-{size}{how}")
         if number == 0:
-            yield mpi, 2, ["--kernels", "off"], NUMBERS
+            yield pytest.param(mpi, 2, ["--kernels", "off"], NUMBERS, id=f"{mpi}-2-no-kernels")
 
 
-def _id(value: object) -> str:
-    if isinstance(value, list):
-        return "".join(v.removeprefix("--") for v in value) if value and value[0].startswith("--") else f"{len(value)}-files"
-    return str(value)
-
-
-@pytest.mark.parametrize(("mpi", "size", "options", "files"), runs(), ids=_id)
+@pytest.mark.parametrize(("mpi", "size", "options", "files"), list(runs()))
 def test_on_ranks(mpi: str, size: int, options: list[str], files: list[str]) -> None:
-    command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", *(str(PARALLEL / name) for name in files)]
+    run(mpi, size, options, [PARALLEL / name for name in files])
+
+
+@pytest.mark.parametrize(("size", "file"), [(2, ""), (3, ""), (4, "test_tensorflow_collectives.py")], ids=["2", "3", "4"])
+def test_tensorflow_on_ranks(size: int, file: str) -> None:
+    run(next(iter(interpreters())), size, [], [PARALLEL / "with_tensorflow" / file])
+
+
+def run(mpi: str, size: int, options: list[str], files: list[Path]) -> None:
+    command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", *map(str, files)]
     done = subprocess.run(command, cwd=PARALLEL.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]

@@ -93,9 +93,10 @@ def _run(
     from ..launch import command as commands
     from ..launch import plan
 
+    knobs = {**_horovodrun.knobs(), **{name: value for name, value in knobs.items() if value is not None}}
     options = plan.Options(
         size=size,
-        knobs={settings.env_name(name): value for name, value in {**knobs, **_horovodrun.knobs()}.items() if value is not None},
+        knobs={settings.env_name(name): value for name, value in knobs.items() if value is not None},
         prefix=not no_prefix,
         output_folder=output_filename,
         shown_ranks=tee_ranks,

@@ -60,7 +60,7 @@ def prepare(command: Command, options: Options) -> Plan:
     variables = {name: value for name, value in needed.items() if not present.get(name)}
     variables |= {"PYTHONUNBUFFERED": "1", settings.env_name("size"): str(size), **options.knobs, **_terminal(size, present)}
     if options.as_horovod:
-        variables |= as_horovod(present)
+        variables = {**_as_horovod(present), **variables}
     if "OMP_NUM_THREADS" in variables:
         notes.append(f"OMP_NUM_THREADS={threads} for each of {size} ranks on {cores} cores; set it yourself to change that")
     if size > cores:
@@ -95,10 +95,14 @@ def execute(plan: Plan, options: Options) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def as_horovod(present: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which ranks, and what they start in turn, find hvdlite under the name horovod."""
+def _as_horovod(present: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which ranks, and what they start in turn, find hvdlite under the name horovod.
+
+    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning.
+    """
+    check = settings.env_name("check_parameters")
     path = os.pathsep.join([str(FOLDER), *filter(None, [present.get("PYTHONPATH")])])
-    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path}
+    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn"}
 
 
 def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:

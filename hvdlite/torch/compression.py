@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from hvdlite import Compressor, as_compressor
-from hvdlite.compression import AllReduce, Bucket, Dense, Exchange, load, names
+from hvdlite.compression import AllReduce, Bucket, CompressorNames, Dense, Exchange
 
 from .tensors import as_array, as_tensor
 
@@ -46,17 +45,7 @@ class FP16Compressor:
         return tensor.to(ctx)
 
 
-class _Names(type):
-    def __getattr__(cls, name: str) -> Callable[..., Compressor]:
-        if name.startswith("_") or name not in names():
-            raise AttributeError(f"Compression has no {name!r}; choose one of {', '.join(names())}")
-        return lambda **options: load(name, **options)
-
-    def __dir__(cls) -> list[str]:
-        return [*super().__dir__(), *names()]
-
-
-class Compression(metaclass=_Names):
+class Compression(metaclass=CompressorNames):
     """What to pass as ``compression=``: ``Compression.none``, ``Compression.fp16``, ``Compression.topk(density=0.01)``, ..."""
 
     none = NoneCompressor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 import hvdlite
 
-from .tensors import as_array, borrowed
+from .tensors import borrowed
 
 allgather_object = hvdlite.allgather_object
 broadcast_object = hvdlite.broadcast_object
@@ -43,7 +42,8 @@ def _named(params: Any) -> list[tuple[str, Any]]:
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None) -> None:
     """Give every rank the optimizer state and options of ``root_rank``.
 
-    No step is taken to create state, so no weight changes: ranks without state receive it.
+    No step is taken to create state, so no weight changes: ranks without state receive it. As in Horovod, what is trained has a gradient
+    afterwards: zero, where the optimizer has not stepped yet and there was none.
 
     Raises:
         ValueError: LBFGS, whose state cannot be broadcast.
@@ -58,6 +58,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
     if tensors:
         broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank)
+    if not optimizer.state:
+        for p in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
+            p.grad = torch.zeros_like(p)
     if hvdlite.rank() != root_rank:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 
@@ -88,22 +91,3 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_with_tensors(v, tensors) for v in value)
     return value
-
-
-def check_equal_parameters(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Compare the ranks' parameters by digest; what is wrong in words, or None."""
-    names, digests = [], []
-    for name, tensor in named:
-        raw = as_array(tensor.detach().contiguous()).reshape(-1).view("uint8")
-        names.append(name)
-        digests.append(hashlib.blake2b(raw, digest_size=8).digest())
-    everyone = hvdlite.allgather_object(digests)
-    differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
-    if not differing:
-        return None
-    rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
-    return (
-        f"ranks 0 and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
-        "equal weights are expected; call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, "
-        "or set HVDLITE_CHECK_PARAMETERS=off if they should differ"
-    )

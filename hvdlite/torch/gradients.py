@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,12 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, MismatchError, Parameter, ReduceOp, SettingError
+from hvdlite.agreement import check_start, first_difference
 
 from .compression import Compression
-from .functions import check_equal_parameters
 from .tensors import as_array, as_tensor, check
-
-LOG = logging.getLogger("hvdlite")
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Gradients:
         self._names: dict[torch.Tensor, str] = {p: name for name, p in trained}
         self._seen = dict.fromkeys(self._names, 0)
         self._handed: dict[torch.Tensor, int] = {}  # parameter -> version of its gradient when it was handed over
-        self._checked = world.settings.check_parameters == "off"
+        self._checked = False
         self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor) if compressor is options.compression else compressor  # what it remembers is this optimizer's
@@ -177,14 +173,11 @@ class Gradients:
 
     def _check_start(self) -> None:
         """Once, before the first step: ranks that start from different weights never come together."""
-        if self._checked:
-            return
-        self._checked = True
-        problem = check_equal_parameters((name, p) for p, name in self._names.items())
-        if problem and hvdlite.world().settings.check_parameters == "error":
-            raise SettingError(problem)
-        if problem and hvdlite.rank() == 0:
-            LOG.warning(problem)
+        if not self._checked:
+            self._checked = True
+            check_start(
+                ((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+            )
 
     def _refresh_views(self) -> None:
         """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""
@@ -204,21 +197,6 @@ def _hand_to(gradients: weakref.ref[Gradients], parameter: torch.Tensor) -> None
 def _remove(hooks: list[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str | None:
-    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank; None if all are."""
-    for rank, theirs in enumerate(everyone):
-        for ours, other in zip_longest(everyone[0], theirs, fillvalue=("nothing", (), "")):
-            if ours[0] != other[0]:
-                return (
-                    f"rank 0 trains {ours[0]!r} where rank {rank} trains {other[0]!r}; all ranks must train the same parameters, in the same order; "
-                    "build the same model and freeze the same parameters on every rank"
-                )
-            for what, a, b in zip(("shape", "dtype"), ours[1:], other[1:], strict=True):
-                if a != b:
-                    return f"{ours[0]!r} has {what} {a} on rank 0 but {b} on rank {rank}; all ranks must agree; build the same model on every rank"
-    return None
 
 
 def dtype_of(parameter: torch.Tensor, name: str) -> str:

@@ -14,6 +14,7 @@ import torch
 
 import hvdlite
 from hvdlite import Average, ReduceOp
+from hvdlite.agreement import override
 from hvdlite.compression import RESIDUAL
 
 from .compression import Compression
@@ -53,6 +54,11 @@ class _Distributed(torch.optim.Optimizer):
     def backward_passes_per_step(self) -> int:
         """Backward passes whose gradients are summed before an exchange."""
         return self._options.passes
+
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        """Every parameter's name, under the attribute where scripts for Horovod look for it."""
+        return {p: name for name, p in name_parameters(self.param_groups, self._options.given, complete=False)}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change the number of backward passes per step, between steps."""
@@ -237,7 +243,7 @@ def DistributedOptimizer(
     _check_passes(backward_passes_per_step)
     given = None if named_parameters is None else list(named_parameters)
     named = name_parameters(optimizer.param_groups, given)
-    compression = _chosen(compression)
+    compression = override(compression, Compression.resolve(compression))
     compressor = Compression.resolve(compression)
     if compressor is not None:
         compressor.check({name: tuple(p.shape) for name, p in named if p.requires_grad})
@@ -275,14 +281,3 @@ def _adopt(optimizer: torch.optim.Optimizer, options: Options) -> None:
 def _check_passes(passes: int) -> None:
     if passes < 1:
         raise ValueError("backward_passes_per_step must be > 0")
-
-
-def _chosen(compression: Any) -> Any:
-    """The script's compressor, unless the environment names another one."""
-    override = hvdlite.world().settings.compression
-    if not override:
-        return compression
-    resolved = Compression.resolve(compression)
-    if resolved is not None and resolved.spec != override:
-        LOG.info("HVDLITE_COMPRESSION=%s replaces the script's compression %s", override, resolved.spec)
-    return override

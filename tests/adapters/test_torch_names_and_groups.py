@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.torch.gradients import first_difference, name_parameters, number_groups
+from hvdlite.torch.gradients import name_parameters, number_groups
 
 
 def parameters(count):
@@ -87,25 +87,3 @@ def test_members_that_cannot_be_used():
         number_groups([[a, "b"]], [a])
     with pytest.raises(ValueError, match=r"^A parameter can only appear once in groups\.$"):
         number_groups([[a], [a]], [a])
-
-
-MODEL = [("w", (2, 3), "float32"), ("b", (3,), "float32")]
-
-
-def test_equal_models_do_not_differ():
-    assert first_difference([MODEL, list(MODEL), list(MODEL)]) is None
-    assert first_difference([[], []]) is None
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ([("w", (2, 4), "float32"), MODEL[1]], "'w' has shape (2, 3) on rank 0 but (2, 4) on rank 2"),
-        ([MODEL[0], ("b", (3,), "float64")], "'b' has dtype float32 on rank 0 but float64 on rank 2"),
-        ([MODEL[0]], "rank 0 trains 'b' where rank 2 trains 'nothing'"),
-        ([*MODEL, ("c", (1,), "float32")], "rank 0 trains 'nothing' where rank 2 trains 'c'"),
-        (MODEL[::-1], "rank 0 trains 'w' where rank 2 trains 'b'"),
-    ],
-)
-def test_the_first_difference_is_put_into_words(other, words):
-    assert words in first_difference([MODEL, MODEL, other])

@@ -9,6 +9,7 @@ from _report import amount, markdown, short, spread
 from _simulated import Offer, first_round, known_round
 from _timing import alternated_ms, there_and_back
 from negotiation import forecast
+from tensorflow_training import table as tensorflow_table
 from training import LOCAL, Run, parsed
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -80,3 +81,15 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones():
     done = subprocess.run([sys.executable, str(BENCHMARKS / "run.py"), "trainign"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "trainign is no benchmark; choose of collectives" in done.stderr
+
+
+def test_steps_of_tensorflow_are_compared_with_the_strategy_and_with_one_process():
+    run = parsed("mlp@local:2")
+    run.found = {
+        "step_ms": {"one process": [20.0], "none": [30.0, 25.0, 35.0], "MultiWorkerMirroredStrategy": [60.0]},
+        "forward_ms": [5.0], "step_bytes": {"none": 4e6}, "batch": 64,
+    }  # fmt: skip
+    _, alone, ours, theirs = tensorflow_table([run])
+    assert alone == ["mlp", "one host, 2 ranks", "one process", "20 (20-20)", "3,200", "", "1x", ""]
+    assert ours == ["mlp", "one host, 2 ranks", "hvdlite none", "30 (25-35)", "4,267", "2.00x", "1.33x", "4"]
+    assert theirs[2:] == ["MultiWorkerMirroredStrategy", "60 (60-60)", "2,133", "1.00x", "0.667x", ""]

@@ -10,10 +10,13 @@ import pytest
 
 import hvdlite
 
+IS_ALONE = os.environ.get("HVDLITE_SIZE", "1") == "1"
+collect_ignore = ["with_tensorflow"] if IS_ALONE else []  # tests/adapters has what one process can show, in a tenth of the time
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Alone, there is nobody to disagree with: what needs an ``odd`` rank is left to the jobs of several."""
-    if os.environ.get("HVDLITE_SIZE", "1") == "1":
+    if IS_ALONE:
         alone = [item for item in items if "odd" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=alone)
         items[:] = [item for item in items if item not in alone]

@@ -1,0 +1,71 @@
+"""What ranks must agree on before the first gradient travels: the compressor, the same parameters, the same first weights."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from .arrays import Array
+from .collectives import allgather_object
+from .compression import Compressor
+from .errors import SettingError
+from .world import world
+
+LOG = logging.getLogger("hvdlite")
+
+
+def override(compression: object, resolved: Compressor | None) -> object:
+    """The script's choice, unless the environment names another compressor. ``resolved`` is that choice as a compressor."""
+    named = world().settings.compression
+    if not named:
+        return compression
+    if resolved is not None and resolved.spec != named:
+        LOG.info("HVDLITE_COMPRESSION=%s replaces the script's compression %s", named, resolved.spec)
+    return named
+
+
+def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str | None:
+    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank; None if all are."""
+    for rank, theirs in enumerate(everyone):
+        for ours, other in zip_longest(everyone[0], theirs, fillvalue=("nothing", (), "")):
+            if ours[0] != other[0]:
+                return (
+                    f"rank 0 trains {ours[0]!r} where rank {rank} trains {other[0]!r}; all ranks must train the same parameters, in the same order; "
+                    "build the same model and freeze the same parameters on every rank"
+                )
+            for what, a, b in zip(("shape", "dtype"), ours[1:], other[1:], strict=True):
+                if a != b:
+                    return f"{ours[0]!r} has {what} {a} on rank 0 but {b} on rank {rank}; all ranks must agree; build the same model on every rank"
+    return None
+
+
+def check_start(named: Iterable[tuple[str, Array]], remedy: str) -> None:
+    """Compare the ranks' contiguous weights by digest: ranks that start from different ones never come together.
+
+    Raises:
+        SettingError: they differ, and ``check_parameters`` is ``error``; ``remedy`` is the call that makes them equal.
+    """
+    mode = world().settings.check_parameters
+    if mode == "off":
+        return
+    names, digests = [], []
+    for name, array in named:
+        names.append(name)
+        digests.append(hashlib.blake2b(np.asarray(array).reshape(-1).view(np.uint8).data, digest_size=8).digest())
+    everyone = allgather_object(digests)
+    differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
+    if not differing:
+        return
+    rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
+    problem = (
+        f"ranks 0 and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
+        f"equal weights are expected; call {remedy} before the first step, or set HVDLITE_CHECK_PARAMETERS=off if they should differ"
+    )
+    if mode == "error":
+        raise SettingError(problem)
+    if world().topology.rank == 0:
+        LOG.warning(problem)

@@ -1,0 +1,72 @@
+"""Concatenate tensors of all ranks: one, or a group that is only complete together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvdlite
+from hvdlite import Array, Average, SettingError, Sum
+
+from ..tensors import plain_python
+from .calls import called, check_process_set, traced_name
+from .reduction import reduced
+
+
+@plain_python
+def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> tf.Tensor:
+    """Concatenate the ranks' tensors along the first dimension, which may differ. Differentiable: this rank's rows get the mean over the ranks."""
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+@plain_python
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> list[tf.Tensor]:
+    """Gather several tensors as one unit. See :func:`allgather`."""
+    check_process_set(process_set)
+    tensors = [tf.convert_to_tensor(t) for t in tensors]
+    for tensor in tensors:
+        if tensor.shape.rank == 0:
+            raise SettingError(
+                f"{name or 'the tensor'} is a scalar; allgather concatenates along the first dimension, so at least one is expected; reshape it to (1,)"
+            )
+    name = traced_name(name, "grouped_allgather")
+
+    def communicate(*arrays: Array) -> list[Array]:
+        found = hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name).wait()
+        rank = hvdlite.rank()
+        return [whole for whole, _ in found] + [np.array([sum(lengths[:rank]), lengths[rank]], np.int64) for _, lengths in found]
+
+    def gather(*given: tf.Tensor) -> Any:
+        outputs = [(t.dtype, tf.TensorShape([None]).concatenate(t.shape[1:])) for t in given]
+        results = called(communicate, given, outputs + [(tf.int64, tf.TensorShape([2]))] * len(given))
+        wholes, places = results[: len(given)], results[len(given) :]
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            means = reduced([tf.convert_to_tensor(g) for g in upstream], Average, 1.0, 1.0, None, None)
+            return [mean[place[0] : place[0] + place[1]] for mean, place in zip(means, places, strict=True)]
+
+        return wholes, gradient
+
+    return list(tf.custom_gradient(gather)(*tensors))
+
+
+@plain_python
+def gather_rows(vector: tf.Tensor) -> tf.Tensor:
+    """The ranks' vectors of one length as the rows of a matrix. Every rank's loss depends on every row: the gradient is the sum over the ranks."""
+    name = traced_name(None, "rows")
+    shape = tf.TensorShape([hvdlite.size(), *vector.shape])
+
+    def communicate(array: Array) -> list[Array]:
+        return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name).wait()[0]]
+
+    def gather(given: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return reduced([upstream], Sum, 1.0, 1.0, None, None)[0][hvdlite.rank()]
+
+        return called(communicate, [given], [(given.dtype, shape)])[0], gradient
+
+    result: tf.Tensor = tf.custom_gradient(gather)(vector)
+    return result

@@ -1,0 +1,55 @@
+"""Send rows of a tensor to each rank, and receive some from each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvdlite
+from hvdlite import Array
+
+from ..tensors import plain_python
+from .calls import called, check_process_set, traced_name
+
+
+@plain_python
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> Any:
+    """Send consecutive rows to each rank, and receive theirs in the order of ranks. Differentiable.
+
+    Args:
+        tensor: at least one dimension; all but the first are the same on every rank.
+        splits: whole numbers of rows for each rank, together as many as there are; without it, equally many for each.
+        name: identifies the call across ranks.
+        ignore_name_scope: ignored.
+        process_set: None.
+    Returns:
+        A new tensor; with ``splits``, also how many rows came from each rank, int32.
+    Raises:
+        SettingError: the splits do not fit the tensor or the number of ranks. In a graph TensorFlow raises an error of its own that quotes it.
+    """
+    check_process_set(process_set)
+    rows, lengths = _exchanged(tf.convert_to_tensor(tensor), splits, traced_name(name, "alltoall"))
+    return rows if splits is None else (rows, lengths)
+
+
+def _exchanged(tensor: tf.Tensor, splits: Any, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gradients go back where the rows came from."""
+    numbers = [] if splits is None else [tf.convert_to_tensor(splits)]
+
+    def communicate(array: Array, *splits: Array) -> list[Array]:
+        received, lengths = hvdlite.alltoall_async(np.array(array, order="C"), splits[0] if splits else None, name=name).wait()
+        return [received, np.array(lengths, np.int32)]
+
+    def exchange(given: tf.Tensor) -> Any:
+        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), tf.TensorShape([hvdlite.size()])]
+        received, lengths = called(communicate, [given, *numbers], list(zip([given.dtype, tf.int32], shapes, strict=True)))
+
+        def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return _exchanged(upstream, lengths, traced_name(None, "alltoall"))[0]
+
+        return (received, lengths), gradient
+
+    result: tuple[tf.Tensor, tf.Tensor] = tf.custom_gradient(exchange)(tensor)
+    return result

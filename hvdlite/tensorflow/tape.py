@@ -1,0 +1,213 @@
+"""``DistributedGradientTape``: a tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+import hvdlite
+from hvdlite import Average, ReduceOp, Sum
+from hvdlite.agreement import override
+
+from .collectives import grouped_allreduce
+from .collectives.calls import check_process_set
+from .compression import Compression
+from .gradients import GradientExchange
+from .tensors import plain_python
+from .variables import is_variable, number_groups, parameters_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are exchanged; the words are those of ``DistributedGradientTape``."""
+
+    compression: Any
+    op: ReduceOp
+    predivide: float
+    groups: Any
+    sparse_as_dense: bool
+
+    def exchange_for(self, variables: Sequence[Any]) -> GradientExchange:
+        """The one exchange of these variables under these options. Scripts make a tape a step; what a compressor remembers must outlive it."""
+        world = hvdlite.world()
+        groups = tuple(sorted(number_groups(self.groups, variables).items()))
+        how = world.settings.compression or _identity(self.compression)
+        key: Hashable = ("tape", tuple(map(id, variables)), how, self.op, self.predivide, groups, self.sparse_as_dense)
+        if key not in world.kept:
+            world.kept[key] = _new_exchange(world.auto_name("tape"), variables, self), self.compression  # an object's id is its own as long as it lives
+            for variable in variables:
+                weakref.finalize(variable, world.kept.pop, key, None).atexit = False
+        found: GradientExchange = world.kept[key][0]
+        return found
+
+
+def _identity(compression: Any) -> Hashable:
+    """What tells one compression from another. Scripts may make the same compressor anew in every step."""
+    spec = "none" if compression is None else getattr(compression, "spec", compression)
+    return spec if isinstance(spec, str) else id(compression)
+
+
+def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> GradientExchange:
+    compression = override(options.compression, Compression.resolve(options.compression))
+    parameters = parameters_of(variables, options.groups)
+    weak = [weakref.ref(v) for v in variables]
+    exchange = GradientExchange(
+        name, parameters, compression, op=options.op, predivide=options.predivide, sparse_as_dense=options.sparse_as_dense, weights=lambda: [v() for v in weak]
+    )
+    if exchange.compressor is not None:
+        exchange.compressor.check({p.name: p.shape for p in parameters})
+        hvdlite.world().remark_on(exchange.compressor.spec)
+    return exchange
+
+
+class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
+    """Takes over a tape with all it has recorded."""
+
+    def __init__(self, tape: tf.GradientTape, options: Options, local: Iterable[Any], scale_local: bool):
+        self.__dict__.update(tape.__dict__)
+        self._options, self._scale_local = options, scale_local
+        self._local = {id(v): v for v in local}
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep the gradient of this variable to this rank."""
+        self._local[id(source)] = source
+
+    @plain_python
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """The gradients of all ranks combined, in the structure of ``sources``. Every rank calls it equally often, with the same sources.
+
+        Args:
+            target: what is differentiated.
+            sources: variables or tensors.
+            output_gradients: as in ``tf.GradientTape.gradient``.
+            unconnected_gradients: what stands where no rank's target depends on the source.
+            use_generic_names: ignored: names need not be the same on all ranks.
+        """
+        if hvdlite.size() == 1:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+        gradients = super().gradient(target, sources, output_gradients)
+        found = dict(enumerate(tf.nest.flatten(gradients)))
+        flat = tf.nest.flatten(sources)
+        self._combine([i for i, s in enumerate(flat) if id(s) not in self._local], flat, found)
+        if self._scale_local:
+            for i, source in enumerate(flat):
+                if id(source) in self._local and found[i] is not None:
+                    found[i] = _scaled(found[i], 1.0 / hvdlite.size())
+        if tf.UnconnectedGradients(unconnected_gradients) is tf.UnconnectedGradients.ZERO:
+            found = {i: tf.zeros_like(flat[i]) if g is None else g for i, g in found.items()}
+        return tf.nest.pack_sequence_as(sources, [found[i] for i in range(len(flat))])
+
+    def _combine(self, shared: Sequence[int], sources: Sequence[Any], found: dict[int, Any]) -> None:
+        """Variables through the exchange that is kept for them; tensors, which live for one step, by themselves."""
+        options = self._options
+        variables = [i for i in shared if is_variable(sources[i])]
+        if variables:
+            exchange = options.exchange_for([sources[i] for i in variables])
+            found.update(zip(variables, exchange.exchange([found[i] for i in variables]), strict=True))
+        tensors = [i for i in shared if i not in variables and found[i] is not None]
+        if tensors:
+            given = [found[i] if not options.sparse_as_dense else tf.convert_to_tensor(found[i]) for i in tensors]
+            pre = 1.0 / options.predivide
+            reduced = grouped_allreduce(given, None, "", "", options.compression, options.op, pre, options.predivide)
+            found.update(zip(tensors, reduced, strict=True))
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.values.dtype), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+@plain_python
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """A tape whose ``gradient`` is that of all ranks. ``HVDLITE_COMPRESSION`` replaces ``compression``.
+
+    Args:
+        gradtape: the tape that has recorded, or will.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: a spec such as ``"powersgd:rank=4"``, or ``Compression.x``.
+        sparse_as_dense: exchange ``IndexedSlices`` as dense tensors; else their slices are gathered, and no compressor sees them.
+        op: Average or Sum.
+        gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
+        num_groups: deprecated form of ``groups``.
+        groups: a number of groups, or lists of variables that must travel together.
+        process_set: None.
+        scale_local_gradients: divide gradients of local sources by the number of ranks.
+    Raises:
+        ValueError: an option that cannot be used.
+        CompressionError: the compressor makes no sense for these variables; raised by ``gradient``.
+    """
+    return PartialDistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set, None,
+        scale_local_gradients,
+    )  # fmt: skip
+
+
+@plain_python
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = None,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """:func:`DistributedGradientTape` for a model with layers that each rank keeps to itself.
+
+    Args:
+        gradtape: the tape.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: as there.
+        sparse_as_dense: as there.
+        op: as there.
+        gradient_predivide_factor: as there.
+        num_groups: as there.
+        groups: as there.
+        process_set: None.
+        local_layers: a layer or several, whose variables are not exchanged.
+        scale_local_gradients: divide their gradients by the number of ranks, so that both kinds move alike.
+    """
+    check_process_set(process_set)
+    op = ReduceOp(op)
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op.name} given; Average or Sum is expected, since gradients are added up")
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
+        groups = groups or num_groups
+    layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]
+    options = Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense)
+    return _DistributedTape(gradtape, options, [v for layer in layers for v in layer.trainable_variables], scale_local_gradients)

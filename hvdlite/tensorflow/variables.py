@@ -1,0 +1,67 @@
+"""What the exchange must know of variables, TensorFlow's and Keras' alike: names, shapes, dtypes and groups."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite import Parameter
+
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+
+
+def is_variable(source: Any) -> bool:
+    """Whether this is a variable, and no tensor."""
+    return callable(getattr(source, "assign", None))
+
+
+def names_of(variables: Sequence[Any]) -> list[str]:
+    """Unique names, the same on ranks that build the same model.
+
+    Keras numbers its layers by what the process has built before (``dense_3``). Those numbers are left out, or a rank that has built a model more
+    would be taken for one that trains something else.
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for variable in variables:
+        name = _NUMBER.sub("", str(getattr(variable, "path", variable.name)).removesuffix(":0"))
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
+
+
+def dtype_of(tensor: Any) -> str:
+    """What the core calls the dtype of a tensor or variable."""
+    return str(np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
+
+
+def parameters_of(variables: Sequence[Any], groups: Any = None) -> list[Parameter]:
+    """The parameters of an exchange. ``groups``: see :func:`number_groups`."""
+    group_of = number_groups(groups, variables)
+    return [Parameter(name, tuple(v.shape), dtype_of(v), group_of.get(id(v))) for name, v in zip(names_of(variables), variables, strict=True)]
+
+
+def number_groups(groups: Any, variables: Sequence[Any]) -> dict[int, int]:
+    """Horovod's ``groups`` by id of the variable: an int splits them evenly, lists name them; those in no list travel in the usual buckets."""
+    if groups is None or groups == 0:
+        return {}
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        size, extra = divmod(len(variables), groups)
+        bounds = [i * size + min(i, extra) for i in range(groups + 1)]
+        return {id(v): number for number in range(groups) for v in variables[bounds[number] : bounds[number + 1]]}
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in groups):
+        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+    numbered: dict[int, int] = {}
+    for number, members in enumerate(groups):
+        for v in members:
+            if not is_variable(v):
+                raise ValueError("groups must consist of tf.Variable.")
+            if id(v) in numbered:
+                raise ValueError("A variable can only appear once in groups.")
+            numbered[id(v)] = number
+    return numbered
