@@ -78,4 +78,4 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 def _cache(function: Callable[P, R]) -> Callable[P, R]:
     """Compute once for each set of arguments."""
-    return functools.lru_cache(maxsize=None)(function)  # type: ignore[return-value, arg-type]
+    return functools.lru_cache(maxsize=None)(function)  # type: ignore[return-value]
