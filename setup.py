@@ -13,7 +13,7 @@ KERNELS = Extension(
     optional=True,
 )
 
-FRAMEWORKS = {"torch": ["torch>=2.3"], "tensorflow": ["tensorflow>=2.16"]}
+FRAMEWORKS = {"torch": ["torch>=2.3"], "tensorflow": ["tensorflow>=2.16"], "keras": ["keras>=3.15"]}
 
 setup(
     name="hvdlite",

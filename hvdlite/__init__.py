@@ -20,9 +20,10 @@ else:
         if (name.startswith("__") and name != "__all__") or (name != "world" and util.find_spec(f"hvdlite.{name}")):
             raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")  # "from . import settings" asks here before it looks for the module
         try:
-            return getattr(import_module("hvdlite.api"), name)
+            value = globals()[name] = getattr(import_module("hvdlite.api"), name)  # from now on it is found without asking here
         except AttributeError:
             raise AttributeError(f"module 'hvdlite' has no attribute {name!r}") from None
+        return value
 
     def __dir__():
         from importlib import import_module

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import hvdlite
-from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ReduceOp, Sum
+from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ReduceOp, Sum, allreduce_async, rank, size
 from hvdlite.agreement import check_start, first_difference
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
@@ -196,10 +196,10 @@ class Exchange:
                 self._sums[i] = np.array(gradient) if total is None else total + gradient
 
     def _tell(self, state: State) -> None:
-        states = np.zeros(hvdlite.size(), np.int32)
-        states[hvdlite.rank()] = state
+        states = np.zeros(size(), np.int32)
+        states[rank()] = state
         self._states = states
-        self._state_handle = hvdlite.allreduce_async([states], name=f"{self._name}.step", op=Sum)
+        self._state_handle = allreduce_async([states], name=f"{self._name}.step", op=Sum)
 
     def hear(self, *, keep: bool = False) -> bool:
         """Whether all ranks are ready, as far as they said. ``keep``: the exchange that follows need not ask again.

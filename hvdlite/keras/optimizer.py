@@ -8,8 +8,7 @@ from typing import Any
 
 import keras
 
-import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ReduceOp, SettingError, Sum, size
 from hvdlite.agreement import override
 
 from ._backends import exchange_class
@@ -57,7 +56,7 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = None if trainable_variables is None else list(trainable_variables)
         if link is None or not grads:
             super().apply(grads, variables)
-        elif hvdlite.size() == 1:
+        elif size() == 1:
             times = 1 if link.options.average_passes else link.options.passes  # Keras divides by them
             super().apply(grads if times == 1 else [None if g is None else g * times for g in grads], variables)
         else:
@@ -96,7 +95,7 @@ class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Whether all ranks' gradients are finite."""
         finite = super().check_finite(grads)
-        return exchange_of(self.inner_optimizer).all_finite(finite) if self._agrees and hvdlite.size() > 1 else finite
+        return exchange_of(self.inner_optimizer).all_finite(finite) if self._agrees and size() > 1 else finite
 
 
 def DistributedOptimizer(
