@@ -58,7 +58,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
     if tensors:
         broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank)
-    if not optimizer.state:
+    if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):  # which takes no dense gradients
         for p in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
             p.grad = torch.zeros_like(p)
     if hvdlite.rank() != root_rank:

@@ -34,6 +34,11 @@ assert is_version_greater_equal_than("2.16.1", "2.4.0") and not is_version_great
 with env(SOME="1"):
     assert os.environ["SOME"] == "1"
 assert "SOME" not in os.environ
+model = torch.nn.Linear(1, 1)
+model.weight.data.fill_(rank)  # Horovod trains on; so does what stands in for it
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters())
+model(torch.ones(1, 1)).sum().backward()
+optimizer.step()
 ran = []
 in_thread(ran.append, (1,)).join(10)
 assert ran == [1]
@@ -61,6 +66,7 @@ def test_an_old_script_runs_and_its_children_too(hvdliterun, script, tmp_path):
         assert lines[0].startswith("AttributeError horovod.torch.no_such_name is not in hvdlite")
         assert lines[1].startswith("ModuleNotFoundError horovod.spark is not in hvdlite")
     assert f"child {FOLDER / 'horovod' / '__init__.py'}" in result.lines_of(0)
+    assert result.stderr.count("WARNING ranks 0 and 1 start training from different weights") == 1
     assert result.stderr.count("without meaning here: HOROVOD_CYCLE_TIME") == 1
 
 

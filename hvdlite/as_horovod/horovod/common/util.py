@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -62,11 +63,11 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     return _release(ver) >= _release(target)
 
 
-def _release(version: str) -> list[int]:
-    parts = version.split(".")
-    if len(parts) != 3 or not all(part[:1].isdigit() for part in parts):
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found is None:
         raise ValueError(f"version {version!r} is not major.minor.patch; e.g. 2.16.1 is expected; correct it")
-    return [int("".join(c for c in part if c.isdigit())) if part.isdigit() else int(part[: len(part) - len(part.lstrip("0123456789"))]) for part in parts]
+    return tuple(int(number) for number in found.groups())
 
 
 @contextmanager
