@@ -17,8 +17,9 @@ from .collectives import allgather, allreduce
 class SyncBatchNorm(_BatchNorm):
     """Normalizes with the mean and variance of what all ranks got, as if it were one batch; ranks may get different numbers of samples, or none.
 
-    It takes the arguments of ``torch.nn.BatchNorm2d`` and its place, for inputs of any number of dimensions from two. While evaluating, and in a world of
-    one, it is that. The gradients of its weight and bias are this rank's share of their sum, like those of any other layer.
+    It takes the arguments of ``torch.nn.BatchNorm2d`` and its place, for inputs of any number of dimensions from two. While it evaluates with
+    the statistics it has tracked, and in a world of one, it is that. The gradients of its weight and bias are this rank's share of their sum,
+    like those of any other layer.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name

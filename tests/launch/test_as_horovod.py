@@ -91,6 +91,8 @@ def test_every_module_stands_for_its_own_name(path: Path):
     if starred:
         name = ".".join(p for p in path.relative_to(FOLDER).with_suffix("").parts if p != "__init__")
         assert targets == starred
+        target = FOLDER.parent.parent.joinpath(*starred[0].split("."))
+        assert target.with_suffix(".py").exists() or (target / "__init__.py").exists()
         assert ast.get_docstring(tree) == f"``{name}`` is ``{starred[0]}``."
 
 
