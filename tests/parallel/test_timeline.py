@@ -1,6 +1,8 @@
 """The timeline of rank 0, on real ranks."""
 
 import json
+import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -9,9 +11,13 @@ import hvdlite
 
 
 @pytest.fixture
-def path(tmp_path) -> str:
-    """The same file on every rank."""
-    return str(hvdlite.broadcast_object(str(tmp_path / "trace.json")))
+def path(rank):
+    """The same file on every rank: pytest's tmp_path is made for one process."""
+    folder = hvdlite.broadcast_object(tempfile.mkdtemp() if rank == 0 else None)
+    yield f"{folder}/trace.json"
+    hvdlite.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
 
 
 def test_rank_0_writes_what_is_communicated_between_start_and_stop(path, rank, size):
@@ -33,7 +39,6 @@ def test_rank_0_writes_what_is_communicated_between_start_and_stop(path, rank, s
         assert "broadcast.y" in rows.values()
         assert "allreduce.later" not in rows.values()
         assert any(e["name"] == "CYCLE_START" for e in events) is (size > 1)
-    hvdlite.barrier()
 
 
 def test_a_second_timeline_completes_the_first(path, rank):
@@ -45,4 +50,3 @@ def test_a_second_timeline_completes_the_first(path, rank):
         with open(path, encoding="utf-8") as first, open(f"{path}.2", encoding="utf-8") as second:
             assert not [e for e in json.load(first) if e["ph"] == "B"]
             assert [e for e in json.load(second) if e["name"] == "ALLREDUCE"]
-    hvdlite.barrier()
