@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -144,6 +145,16 @@ def test_what_cannot_be_done_is_refused(words, reason):
     result = CliRunner().invoke(run_command, ["-np", "2", *words, "python", "-c", "1"])
     assert isinstance(result.exception, hvdlite.SettingError)
     assert reason in str(result.exception)
+
+
+def test_check_build_is_the_doctors_report(monkeypatch):
+    def examine() -> int:
+        click.echo("the report")
+        return 1
+
+    monkeypatch.setattr("hvdlite.cli.doctor.command", click.Command("doctor", callback=examine))
+    result = CliRunner().invoke(run_command, ["--check-build"])
+    assert (result.exit_code, result.output) == (1, "the report\n")
 
 
 def test_a_hostfile_of_this_machine_will_do(tmp_path):
