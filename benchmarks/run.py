@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("collectives", "codecs", "training", "tensorflow_training", "negotiation", "compare_mpi")
+NAMES = ("collectives", "codecs", "training", "tensorflow_training", "keras_callback", "negotiation", "compare_mpi")
 
 
 def main() -> None:
@@ -44,6 +44,7 @@ def command(name: str, args: argparse.Namespace) -> list[str]:
         "collectives": ["--python", args.python],
         "training": training,
         "tensorflow_training": training,
+        "keras_callback": ["--python", args.python],
         "negotiation": ["--python", args.python],
         "compare_mpi": [args.python, *([args.mpich] if args.mpich else [])],
     }

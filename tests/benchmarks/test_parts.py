@@ -8,6 +8,8 @@ from _jobs import JobError, Plan
 from _report import amount, markdown, short, spread
 from _simulated import Offer, first_round, known_round
 from _timing import alternated_ms, there_and_back
+from keras_callback import AGAIN, BARE, WITH, over_bare
+from keras_callback import table as keras_table
 from negotiation import forecast
 from tensorflow_training import table as tensorflow_table
 from training import LOCAL, Run, parsed
@@ -93,3 +95,10 @@ def test_steps_of_tensorflow_are_compared_with_the_strategy_and_with_one_process
     assert alone == ["mlp", "one host, 2 ranks", "one process", "20 (20-20)", "3,200", "", "1x", ""]
     assert ours == ["mlp", "one host, 2 ranks", "hvdlite none", "30 (25-35)", "4,267", "2.00x", "1.33x", "4"]
     assert theirs[2:] == ["MultiWorkerMirroredStrategy", "60 (60-60)", "2,133", "1.00x", "0.667x", ""]
+
+
+def test_the_callback_is_compared_round_by_round_so_that_drift_falls_on_both():
+    arms = {BARE: [10.0, 20.0, 40.0], WITH: [10.2, 20.4, 44.0], AGAIN: [10.0, 19.0, 40.0]}
+    assert over_bare(arms, WITH) == pytest.approx(2.0)
+    assert over_bare(arms, AGAIN) == pytest.approx(0.0)
+    assert [row[-1] for row in keras_table({"jax": arms})] == ["over fit", "", "+2.0 %", "+0.0 %"]

@@ -1,0 +1,48 @@
+"""The one process of keras_callback.py: BACKEND ROUNDS STEPS; prints one line of JSON."""
+
+import json
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["KERAS_BACKEND"] = sys.argv[1]
+
+import keras
+import numpy as np
+from _timing import alternated_ms
+from keras_callback import AGAIN, BARE, WITH
+
+import hvdlite.keras as hvd
+
+BATCH = 64
+
+
+def fit_of(steps: int, *, distributed: bool):
+    """A fit of a model of its own, which is there and compiled after the first call."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((784,)), layers.Dense(512, "relu"), layers.Dense(512, "relu"), layers.Dense(10)])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((steps * BATCH, 784), np.float32), rng.integers(0, 10, steps * BATCH)
+
+    def fit() -> None:
+        model.fit(x, y, BATCH, verbose=0, shuffle=False, callbacks=[hvd.DataParallel()] if distributed else [])
+
+    return fit
+
+
+def main() -> None:
+    rounds, steps = map(int, sys.argv[2:])
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    hvd.init()
+    arms = {BARE: fit_of(steps, distributed=False), WITH: fit_of(steps, distributed=True), AGAIN: fit_of(steps, distributed=False)}
+    found = alternated_ms(arms, rounds, 0.0)
+    print(json.dumps({arm: [ms / steps for ms in times] for arm, times in found.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
