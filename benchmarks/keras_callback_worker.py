@@ -38,6 +38,11 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+    if keras.backend.backend() == "tensorflow":  # its pools share the cores with whatever else runs, and a step then takes one of two times
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()
     arms = {BARE: fit_of(steps, distributed=False), WITH: fit_of(steps, distributed=True), AGAIN: fit_of(steps, distributed=False)}
     found = alternated_ms(arms, rounds, 0.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
@@ -16,6 +18,23 @@ from .errors import SettingError
 from .world import world
 
 LOG = logging.getLogger("hvdlite")
+
+_NUMBER = re.compile(r"_\d+(?=[/_]|$)")  # Keras joins paths by underscores in the names of optimizer variables
+
+
+def unique_names(paths: Iterable[str]) -> list[str]:
+    """Unique names for the paths of Keras variables, the same on ranks that build the same model.
+
+    Keras numbers its layers by what the process has built before (``dense_3``). Those numbers are left out, or a rank that has built a model more
+    would be taken for one that trains something else; what a compressor remembers is found again in another process.
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for path in paths:
+        name = _NUMBER.sub("", path)
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
 
 
 def override(compression: object, resolved: Compressor | None) -> object:

@@ -4,6 +4,7 @@ import sys
 
 from .arrays import Array
 from .buckets import GradientBuckets, Parameter
+from .capabilities import ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rocm_built
 from .collectives import (
     allgather,
     allgather_async,
@@ -38,6 +39,7 @@ from .errors import (
     StalledError,
     WorldSizeError,
 )
+from .launch.function import run
 from .operations import Average, Max, Min, Product, ReduceOp, Sum
 from .reporting import report
 from .world import (
@@ -52,6 +54,8 @@ from .world import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     world,
 )
 
@@ -90,8 +94,13 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "broadcast_object",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_reducescatter",
@@ -102,12 +111,20 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "report",
+    "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "world",
 ]
 

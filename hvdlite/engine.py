@@ -22,6 +22,7 @@ from .settings import Settings
 from .stalls import StallWatch
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
+from .telemetry.timeline import Timeline
 from .transports import CONTROL, Pending, Transport, WireRequest
 
 IDLE_LOOK_SECONDS = 0.5
@@ -224,6 +225,8 @@ class Engine:
         self._active: list[_Running | None] = [None] * settings.slots
         self._next_lane = 0
         self._slots_owner: str | None = None
+        self.timeline: Timeline | None = None
+        """Where to note what happens; may come and go at any time."""
         self._use_slots(settings.slots_in_use or settings.slots)
         self._wide = False  # as agreed last
         self._num_dealt = 0
@@ -281,9 +284,13 @@ class Engine:
 
     def _run_alone(self, submission: _Submission) -> None:
         """A world of one needs no thread: every request is its own answer."""
+        if timeline := self.timeline:
+            timeline.run(submission.operation.kind, submission.name)
         running = _Running(submission.operation.program(submission.operation.vote()), self._transport, 0, self._metrics)
         while not running.finished:
             running.step()
+        if timeline:
+            timeline.end(submission.name)
         submission.handle.deliver(running.result)
 
     # --- the communication thread ---
@@ -324,6 +331,8 @@ class Engine:
                 self._fail([submission.name], self._refusal)
                 continue
             submission.vote = submission.operation.vote()
+            if timeline := self.timeline:
+                timeline.negotiate(submission.operation.kind, submission.name, submission.since)
             self._negotiator.add(submission)
             self._next_round_at = self._round_delay = 0.0
         return moved
@@ -337,6 +346,8 @@ class Engine:
         if self._round is None:
             if not self._negotiator.has_business or time.monotonic() < self._next_round_at:
                 return False
+            if timeline := self.timeline:
+                timeline.cycle()
             self._negotiator.wide = self._transport.is_wide
             self._round = _Running(self._negotiator.round(), self._transport, CONTROL, self._metrics)
         if not self._round.step():
@@ -383,6 +394,7 @@ class Engine:
         for name, vote in ready:
             submission = self._in_flight[name]
             submission.vote = vote
+            self._ended([submission])
             its_key = submission.operation.fusion_key() if vote == Vote.ALL else None
             full = size + submission.operation.nbytes > self._settings.fusion_threshold_bytes
             if group and (its_key is None or its_key != key or full):
@@ -430,17 +442,27 @@ class Engine:
         operation = group[0].operation
         self._transport.prepare(lane, wide, turn)
         self._last.write(operation.kind, group[0].name)
+        if timeline := self.timeline:
+            for submission in group:
+                timeline.run(submission.operation.kind, submission.name)
         program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].vote)
         return _Running(program, self._transport, lane, self._metrics, group)
 
     def _complete(self, running: _Running) -> None:
         results = running.result if len(running.submissions) > 1 else [running.result]
         self._metrics.exchanges += 1
+        self._ended(running.submissions)
         with self._lock:
             for submission in running.submissions:
                 del self._in_flight[submission.name]
         for submission, result in zip(running.submissions, results, strict=True):
             submission.handle.deliver(result)
+
+    def _ended(self, submissions: Sequence[_Submission]) -> None:
+        """What these did last is over."""
+        if timeline := self.timeline:
+            for submission in submissions:
+                timeline.end(submission.name)
 
     # --- trouble ---
 
@@ -454,6 +476,7 @@ class Engine:
         for name in list(names):
             with self._lock:
                 submission = self._in_flight.pop(name)
+            self._ended([submission])
             submission.handle.fail(error)
 
     def _break_down(self, cause: BaseException) -> None:

@@ -12,7 +12,7 @@
     |- ForkedError (RuntimeError)             a forked child tried to communicate
     `- HorovodInternalError (RuntimeError)    a collective failed; the parent has Horovod's name, so scripts that catch it work
        |- MismatchError                       ranks disagree about a tensor
-       |- DuplicateNameError                  the name is already in flight on this rank
+       |- DuplicateNameError (ValueError)     the name is already in flight on this rank
        |- PeerLeftError                       another rank finished or failed while this one waited
        |- StalledError                        a rank has not answered for too long
        `- EngineError                         the communication thread itself failed
@@ -66,7 +66,7 @@ class MismatchError(HorovodInternalError):
     """Ranks disagree about the shape, dtype, operation, root or compression of a tensor."""
 
 
-class DuplicateNameError(HorovodInternalError):
+class DuplicateNameError(HorovodInternalError, ValueError):
     """A tensor of the same name is still being processed on this rank."""
 
 

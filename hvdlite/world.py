@@ -19,6 +19,7 @@ from .settings import Settings
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
 from .telemetry.reports import Reports, parse_stop
+from .telemetry.timeline import Timeline
 from .transports import Topology, Transport
 from .version import VERSION
 
@@ -63,6 +64,12 @@ class World:
             self.counters[kind] = before
             raise
 
+    def follow(self, timeline: Timeline | None) -> None:
+        """Note what happens in this timeline from now on, and complete the one before."""
+        before, self.engine.timeline = self.engine.timeline, timeline
+        if before is not None:
+            before.close()
+
     def remark_on(self, compression: str) -> None:
         """Say once when compressing cannot pay: on one machine, where memory moves gradients faster than any codec encodes them."""
         topology = self.topology
@@ -103,6 +110,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     last = LastCollective(settings_module.job_directory(), rank)
     _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports)
     atexit.register(shutdown)
+    ignored = settings_module.ignored_horovod_variables()
+    if ignored and transport.topology.rank == 0:
+        LOG.info("set for Horovod and without meaning here: %s", ", ".join(ignored))
+    if settings.timeline:
+        start_timeline(settings.timeline, settings.timeline_mark_cycles)
     _end_the_job_on_exceptions()
 
 
@@ -115,7 +127,9 @@ def shutdown() -> None:
     world, _world = _world, None
     atexit.unregister(shutdown)
     world.reports.end(world.metrics)
-    if world.engine.stop():
+    together = world.engine.stop()
+    world.follow(None)
+    if together:
         world.transport.close()
     elif world.engine.is_broken:
         world.transport.abandon()
@@ -186,6 +200,30 @@ def is_homogeneous() -> bool:
 def metrics() -> dict[str, float]:
     """This rank's counters since init(): bytes on the wire, time that communication cost. See :class:`hvdlite.telemetry.metrics.Metrics`."""
     return world().metrics.snapshot()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Rank 0 writes what it communicates to a file from now on: a Chrome trace, see :mod:`hvdlite.telemetry.timeline`. Other ranks write nothing.
+
+    Args:
+        file_path: the file, replaced if there is one. A timeline that is being written is completed.
+        mark_cycles: also mark where each round of negotiation begins.
+    Raises:
+        NotInitializedError: before :func:`init`.
+        SettingError: the file cannot be written.
+    """
+    current = world()
+    if current.topology.rank == 0:
+        current.follow(Timeline(file_path, 0, mark_cycles=mark_cycles))
+
+
+def stop_timeline() -> None:
+    """Complete the file of the timeline; nothing happens if there is none.
+
+    Raises:
+        NotInitializedError: before :func:`init`.
+    """
+    world().follow(None)
 
 
 def _make_transport(settings: Settings, comm: Any) -> Transport:

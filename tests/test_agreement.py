@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hvdlite
-from hvdlite.agreement import check_start, first_difference, override
+from hvdlite.agreement import check_start, first_difference, override, unique_names
 from hvdlite.compression import load
 
 MODEL = [("w", (2, 3), "float32"), ("b", (3,), "float32")]
@@ -72,3 +72,8 @@ def test_equal_weights_are_silent(alone, caplog):
     hvdlite.init()
     check_start([("a", np.zeros(3)), ("empty", np.zeros((0, 2)))], "this()")
     assert "weights" not in caplog.text
+
+
+def test_names_leave_out_how_many_layers_a_process_has_built():
+    assert unique_names(["sequential_3/dense_7/kernel", "adam/sequential_3_dense_7_kernel"]) == ["sequential/dense/kernel", "adam/sequential_dense_kernel"]
+    assert unique_names(["dense/kernel", "dense_1/kernel", "dense_1x/kernel", "x2"]) == ["dense/kernel", "dense/kernel#2", "dense_1x/kernel", "x2"]

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(p for folder in ("hvdlite", "compression") for p in (ROOT / folder).rglob("*.py") if "hvdlite/compression" not in p.as_posix())
-LIBRARIES = {"numpy", "ml_dtypes", "msgspec", "click", "psutil", "tqdm"}
+LIBRARIES = {"numpy", "cloudpickle", "ml_dtypes", "msgspec", "click", "psutil", "tqdm"}
 
 # layer (a module or folder of hvdlite) -> the layers it may import; its own it always may
 CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "tuning", "world", "buckets"}
@@ -33,11 +33,13 @@ MAY_IMPORT = {
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "reporting": {"collectives", "world"},
+    "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
+    "capabilities": {"transports", "world"},
+    "as_horovod": {"", "as_horovod", "settings", "torch", "tensorflow", "keras"},
     "agreement": {"arrays", "collectives", "compression", "errors", "world"},
-    "api": CORE | {"collectives", "reporting"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
-    "launch": {"launch", "errors", "settings"},
+    "launch": {"launch", "as_horovod", "errors", "settings"},
     "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry", "version"},
     "cli": {"", "cli", "launch", "abtest", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},

@@ -17,6 +17,8 @@ OTHER = {
     "stop_at": "steps=3",
     "kernels": "off",
     "log_level": "DEBUG",
+    "timeline": "trace.json",
+    "timeline_mark_cycles": "True",
 }
 NAMES = [f.name for f in settings.fields()]
 
@@ -38,9 +40,10 @@ def test_default_environment_flag_and_back(name, tmp_path, monkeypatch):
 
     script = tmp_path / "train.py"
     script.touch()
-    shown = CliRunner().invoke(run_command, ["-np", "1", "--dry-run", settings.flag_name(name), other(name), str(script)])
+    is_switch = isinstance(default, bool)
+    shown = CliRunner().invoke(run_command, ["-np", "1", "--dry-run", settings.flag_name(name), *([] if is_switch else [other(name)]), str(script)])
     assert shown.exit_code == 0, shown.output
-    assert f"{settings.env_name(name)}={other(name)} " in shown.output
+    assert f"{settings.env_name(name)}={1 if is_switch else other(name)} " in shown.output
     assert len([n for n in NAMES if settings.env_name(n) + "=" in shown.output]) == 1
 
 
@@ -76,6 +79,47 @@ def test_no_more_slots_are_in_use_than_there_are():
 
 def test_choices_ignore_case():
     assert Settings.from_environ({"HVDLITE_LOG_LEVEL": " debug "}).log_level == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "knob", "expected"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "1048576", "fusion_threshold_bytes", 1 << 20),
+        ("HOROVOD_CACHE_CAPACITY", "64", "cache_capacity", 64),
+        ("HOROVOD_CACHE_CAPACITY", "0", "cache_capacity", 8),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "5", "stall_warning_seconds", 5.0),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7", "stall_shutdown_seconds", 7.0),
+        ("HOROVOD_STALL_CHECK_DISABLE", "1", "stall_warning_seconds", 0.0),
+        ("HOROVOD_STALL_CHECK_DISABLE", "0", "stall_warning_seconds", 60.0),
+        ("HOROVOD_LOG_LEVEL", "warning", "log_level", "WARNING"),
+        ("HOROVOD_LOG_LEVEL", "trace", "log_level", "DEBUG"),
+        ("HOROVOD_LOG_LEVEL", "fatal", "log_level", "ERROR"),
+        ("HOROVOD_TIMELINE", "/a/b.json", "timeline", "/a/b.json"),
+        ("HOROVOD_TIMELINE", "DYNAMIC", "timeline", ""),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
+    ],
+)
+def test_horovods_variables_count_where_ours_are_not_set(variable, value, knob, expected):
+    assert getattr(Settings.from_environ({variable: value}), knob) == expected
+    assert Settings.from_environ({variable: value, settings.env_name(knob): other(knob)}) == Settings.from_environ({settings.env_name(knob): other(knob)})
+    assert settings.ignored_horovod_variables({variable: value}) == []
+
+
+def test_what_is_wrong_in_horovods_variable_is_said_of_it():
+    with pytest.raises(SettingError, match="HOROVOD_FUSION_THRESHOLD='big' is not a whole number"):
+        Settings.from_environ({"HOROVOD_FUSION_THRESHOLD": "big"})
+
+
+def test_horovods_other_variables_are_named():
+    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "a", "PATH": "p"}
+    assert settings.ignored_horovod_variables(environ) == ["HOROVOD_AUTOTUNE", "HOROVOD_CYCLE_TIME"]
+
+
+def test_an_environment_is_left_as_it_was_found(monkeypatch):
+    monkeypatch.setenv("HVDLITE_SLOTS", "3")
+    with settings.environment({"HVDLITE_SLOTS": None, "HVDLITE_BUCKET_BYTES": "7"}):
+        assert (Settings.from_environ().slots, Settings.from_environ().bucket_bytes) == (4, 7)
+    assert (Settings.from_environ().slots, Settings.from_environ().bucket_bytes) == (3, 0)
 
 
 def test_the_rank_is_the_nearest_launchers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from .. import settings
 from ..errors import SettingError
+from . import _horovodrun
 
 _EXAMPLE = "write e.g. hvdliterun -np 2 python train.py"
 
@@ -46,24 +48,31 @@ def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozense
     return frozenset(int(word) for word in words)
 
 
-def _knob(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _knob(_: click.Context, parameter: click.Parameter, value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(int(value))
     if value is not None and parameter.name is not None:
+        value = settings.as_written_here(settings.field(parameter.name).metadata["horovod"], value)
         settings.parse(parameter.name, value)
         if parameter.name == "compression":
             from .. import compression  # only now: it brings numpy
 
             compression.load(value)
-    return value
+    return None if value is None else str(value)
 
 
 def _knobs() -> list[click.Parameter]:
     """A flag for every knob of :class:`hvdlite.settings.Settings`."""
     return [
-        click.Option(
-            [settings.flag_name(f.name), f.name], metavar=type(f.default).__name__.upper(), callback=_knob, help=f"{f.metadata['help']}  [default: {f.default}]"
-        )
+        click.Option([settings.flag_name(f.name), f.name], metavar=type(f.default).__name__.upper(), callback=_knob, help=_help(f))
+        if not isinstance(f.default, bool)
+        else click.Option([f"{settings.flag_name(f.name)}/--no-{settings.flag_name(f.name)[2:]}", f.name], default=None, callback=_knob, help=_help(f))
         for f in settings.fields()
     ]
+
+
+def _help(knob: dataclasses.Field[Any]) -> str:
+    return f"{knob.metadata['help']}  [default: {knob.default}]"
 
 
 def _run(
@@ -76,6 +85,7 @@ def _run(
     grace_seconds: float,
     dry_run: bool,
     verbose: bool,
+    as_horovod: bool,
     **knobs: str | None,
 ) -> int:
     """Run COMMAND on several ranks of this machine: a script, -m module, or any program. What follows COMMAND belongs to it.
@@ -85,6 +95,7 @@ def _run(
     from ..launch import command as commands
     from ..launch import plan
 
+    knobs = {**_horovodrun.knobs(), **{name: value for name, value in knobs.items() if value is not None}}
     options = plan.Options(
         size=size,
         knobs={settings.env_name(name): value for name, value in knobs.items() if value is not None},
@@ -93,6 +104,7 @@ def _run(
         shown_ranks=tee_ranks,
         grace_seconds=grace_seconds,
         verbose=verbose,
+        as_horovod=as_horovod,
     )
     prepared = plan.prepare(commands.parse(command), options)
     if dry_run or verbose:
@@ -112,13 +124,14 @@ _PARAMETERS: list[Any] = [
     click.Option(["--output-filename"], type=click.Path(path_type=Path), metavar="DIR", help="also write DIR/rank.N/stdout and stderr"),
     click.Option(["--tee-ranks"], metavar="0,1", callback=_ranks, help="show only these ranks' output"),
     click.Option(["--grace-seconds"], type=click.FloatRange(min=0), default=30.0, show_default=True, help="from SIGTERM to SIGKILL"),
+    click.Option(["--as-horovod"], is_flag=True, help="a script that imports horovod gets hvdlite under that name"),
     click.Option(["--dry-run"], is_flag=True, help="print the command line of MPI's launcher and stop"),
     click.Option(["--verbose", "-v"], is_flag=True, help="say which MPI is used, how it is called, and what its launcher says"),
 ]
 
 command = Launching(
     "run",
-    params=[*_PARAMETERS, *_knobs(), click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
+    params=[*_PARAMETERS, *_knobs(), *_horovodrun.options(), click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
     callback=_run,
     help=_run.__doc__,
     short_help="Run a command on several ranks.",

@@ -14,7 +14,7 @@ import numpy as np
 
 import hvdlite
 from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ReduceOp, Sum, allreduce_async, rank, size
-from hvdlite.agreement import check_start, first_difference
+from hvdlite.agreement import check_start, first_difference, unique_names
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
 
@@ -52,7 +52,7 @@ class Exchange:
         world = hvdlite.world()
         self.variables, self.options = list(variables), options
         self._name = options.name or world.auto_name("optimizer")
-        self._names = unique_names(variables)
+        self._names = unique_names(v.path for v in variables)
         groups = number_groups(options.groups, variables)
         self._parameters = [Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
         compressor = Compression.resolve(options.compression)
@@ -250,16 +250,6 @@ class Exchange:
             )  # fmt: skip
             remembered = {name: {q: a for q, a in quantities.items() if q != RESIDUAL} for name, quantities in remembered.items()}
         self.compressor.load_state_dict(remembered)
-
-
-def unique_names(variables: Sequence[Any]) -> list[str]:
-    """The variables' paths; one that occurs again gets a number."""
-    seen: dict[str, int] = {}
-    names = []
-    for variable in variables:
-        seen[variable.path] = seen.get(variable.path, 0) + 1
-        names.append(variable.path if seen[variable.path] == 1 else f"{variable.path}#{seen[variable.path]}")
-    return names
 
 
 def number_groups(groups: Any, variables: Sequence[Any]) -> dict[int, int]:

@@ -11,9 +11,9 @@ import numpy as np
 
 import hvdlite
 from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite.agreement import unique_names
 
 from .compression import Compression
-from .exchange import unique_names
 
 _SEED = re.compile(r"(^|/)seed_generator_state(_\d+)?$")
 
@@ -24,7 +24,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
     if not variables or hvdlite.size() == 1:
         return
     values = [as_numpy(v) for v in variables]
-    hvdlite.broadcast_async(values, root_rank, name="keras.variables", names=unique_names(variables)).wait()
+    hvdlite.broadcast_async(values, root_rank, name="keras.variables", names=unique_names(v.path for v in variables)).wait()
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
+from ..as_horovod import FOLDER
 from ..errors import LaunchError, SettingError
 from . import mpiexec
 from .command import Command
@@ -31,6 +32,7 @@ class Options:
     shown_ranks: frozenset[int] | None = None  # whose output is shown; None: everybody's
     grace_seconds: float = 30.0
     verbose: bool = False
+    as_horovod: bool = False  # "import horovod" gives hvdlite
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def prepare(command: Command, options: Options) -> Plan:
     needed = {**mpiexec.environment(mpi, size, cores=cores, is_root=os.geteuid() == 0), "OMP_NUM_THREADS": threads}
     variables = {name: value for name, value in needed.items() if not present.get(name)}
     variables |= {"PYTHONUNBUFFERED": "1", settings.env_name("size"): str(size), **options.knobs, **_terminal(size, present)}
+    if options.as_horovod:
+        variables = {**_as_horovod(present), **variables}
     if "OMP_NUM_THREADS" in variables:
         notes.append(f"OMP_NUM_THREADS={threads} for each of {size} ranks on {cores} cores; set it yourself to change that")
     if size > cores:
@@ -89,6 +93,16 @@ def execute(plan: Plan, options: Options) -> int:
         return job.run(output, _feeder(directory))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _as_horovod(present: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which ranks, and what they start in turn, find hvdlite under the name horovod.
+
+    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning.
+    """
+    check = settings.env_name("check_parameters")
+    path = os.pathsep.join([str(FOLDER), *filter(None, [present.get("PYTHONPATH")])])
+    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn"}
 
 
 def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:

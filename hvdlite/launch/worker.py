@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import settings
+from .. import as_horovod, settings
 from . import script
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def _run(arguments: list[str], rank: int, job_directory: str) -> None:
         _record(rank, job_directory, kind_of_error, text)
 
     if kind != "program":
+        if settings.as_horovod():
+            as_horovod.install()
         script.run(kind, target, rest, failed=failed)
         return
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite import Parameter
-
-_NUMBER = re.compile(r"_\d+(?=/|$)")
+from hvdlite.agreement import unique_names
 
 
 def is_variable(source: Any) -> bool:
@@ -21,18 +18,8 @@ def is_variable(source: Any) -> bool:
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """Unique names, the same on ranks that build the same model.
-
-    Keras numbers its layers by what the process has built before (``dense_3``). Those numbers are left out, or a rank that has built a model more
-    would be taken for one that trains something else.
-    """
-    seen: Counter[str] = Counter()
-    names = []
-    for variable in variables:
-        name = _NUMBER.sub("", str(getattr(variable, "path", variable.name)).removesuffix(":0"))
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names
+    """Unique names, the same on ranks that build the same model."""
+    return unique_names(str(getattr(v, "path", v.name)).removesuffix(":0") for v in variables)
 
 
 def dtype_of(tensor: Any) -> str:

@@ -42,7 +42,8 @@ def _named(params: Any) -> list[tuple[str, Any]]:
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None) -> None:
     """Give every rank the optimizer state and options of ``root_rank``.
 
-    No step is taken to create state, so no weight changes: ranks without state receive it.
+    No step is taken to create state, so no weight changes: ranks without state receive it. As in Horovod, what is trained has a gradient
+    afterwards: zero, where the optimizer has not stepped yet and there was none.
 
     Raises:
         ValueError: LBFGS, whose state cannot be broadcast.
@@ -57,6 +58,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
     if tensors:
         broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank)
+    if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):  # which takes no dense gradients
+        for p in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
+            p.grad = torch.zeros_like(p)
     if hvdlite.rank() != root_rank:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 

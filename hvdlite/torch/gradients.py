@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from hvdlite import GradientBuckets, MismatchError, Parameter, ReduceOp, Setting
 from hvdlite.agreement import check_start, first_difference
 
 from .compression import Compression
+from .sparse_gradients import agree_on_sparse, exchange_sparse
 from .tensors import as_array, as_tensor, check
 
 
@@ -31,20 +32,30 @@ class Options:
     predivide: float
     groups: dict[torch.Tensor, int]
     sparse_as_dense: bool
+    wants_sparse: bool  # the optimizer takes no dense gradient where one was sparse
     grad_scaler: torch.amp.GradScaler | None
 
 
 class Gradients:
-    """Watches parameters and exchanges their gradients."""
+    """Watches parameters and exchanges their gradients: dense ones in buckets, during the backward pass, and those that are known to be ``sparse`` after it.
 
-    def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]], options: Options):
+    Which are sparse is known after the first exchange, and then in :attr:`sparse`; until then the buckets have room for all.
+    """
+
+    def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]], options: Options, sparse: Mapping[torch.Tensor, int] | None = None):
         world = hvdlite.world()
         self._options = options
         self.passes = options.passes
         self._sparse_as_dense, self._scaler = options.sparse_as_dense, options.grad_scaler
         self._scale: float | None = None
+        self._made_dense: dict[torch.Tensor, int] = {}  # what was sparse when it came, and its number of sparse dimensions
         self._names: dict[torch.Tensor, str] = {p: name for name, p in trained}
         self._seen = dict.fromkeys(self._names, 0)
+        self.sparse: dict[torch.Tensor, int] = {p: dimensions for p, dimensions in (sparse or {}).items() if p in self._names}
+        """Parameters whose gradients are sparse, and the number of sparse dimensions."""
+        self._bucketed = [p for p in self._names if p not in self.sparse]
+        self._newly_sparse: dict[torch.Tensor, int] = {}  # on this rank, before the ranks have agreed
+        self._is_settled = False
         self._handed: dict[torch.Tensor, int] = {}  # parameter -> version of its gradient when it was handed over
         self._checked = False
         self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
@@ -54,7 +65,13 @@ class Gradients:
         self._is_agreed = False
         self._order: list[str] = []
         self._buckets = GradientBuckets(
-            world, self._name, self._parameters, self.compressor, op=options.op, prescale=1.0 / options.predivide, postscale=options.predivide
+            world,
+            self._name,
+            [p for p, tensor in zip(self._parameters, self._names, strict=True) if tensor not in self.sparse],
+            self.compressor,
+            op=options.op,
+            prescale=1.0 / options.predivide,
+            postscale=options.predivide,
         )
         self._views: dict[torch.Tensor, torch.Tensor] = {}
         self._refresh_views()
@@ -71,12 +88,13 @@ class Gradients:
 
     def restore_order(self, order: Sequence[str]) -> None:
         """Lay the buckets out as in an earlier run, if the parameters are the same; rank 0 decides for all, before the first exchange."""
-        if sorted(order) == sorted(self._names.values()):
+        if sorted(order) == sorted(self._names[p] for p in self._bucketed):
             self._order = list(order)
 
     def forget_passes(self) -> None:
         """Begin the step anew: the gradients were cleared."""
         self._seen = dict.fromkeys(self._seen, 0)
+        self._newly_sparse.clear()
 
     @property
     def has_work(self) -> bool:
@@ -90,8 +108,8 @@ class Gradients:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every gradient of this step was handed over, so that nothing more is expected."""
-        return len(self._handed) == len(self._names)
+        """Whether every gradient of this step that goes into a bucket was handed over."""
+        return len(self._handed) + len(self._newly_sparse) == len(self._bucketed)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._seen[parameter] >= self.passes:
@@ -107,11 +125,18 @@ class Gradients:
             self._hand_over(parameter)
 
     def _hand_over(self, parameter: torch.Tensor) -> None:
-        """Copy the gradient into its bucket, of which it is a view from now on."""
+        """Copy the gradient into its bucket, of which it is a view from now on. Sparse ones wait for :meth:`synchronize`."""
+        if parameter in self.sparse:
+            return
         name, view, gradient = self._names[parameter], self._views[parameter], parameter.grad
         assert gradient is not None
-        if gradient.layout is not torch.strided and self._sparse_as_dense:
-            gradient = gradient.to_dense()
+        if gradient.layout is torch.sparse_coo:
+            if not self._sparse_as_dense and not self._is_settled:
+                self._newly_sparse[parameter] = gradient.sparse_dim()
+                return
+            if self._sparse_as_dense:
+                self._made_dense[parameter] = gradient.sparse_dim()
+                gradient = gradient.to_dense()
         check(gradient, f"the gradient of {name!r}")
         parameter.grad = view
         self._handed[parameter] = view._version
@@ -141,11 +166,16 @@ class Gradients:
                 self._hand_over(parameter)
         self._check_untouched()
         self._check_start()
+        self._settle_sparse()
         absent = self._buckets.finish()
         self._refresh_views()
-        for parameter, name in self._names.items():
-            view = self._views[parameter]
-            parameter.grad = None if name in absent and not view.any() else view
+        for parameter in self._bucketed:
+            if parameter not in self.sparse:
+                view = self._views[parameter]
+                parameter.grad = None if self._names[parameter] in absent and not view.any() else view
+                if parameter in self._made_dense and self._options.wants_sparse and parameter.grad is not None:
+                    parameter.grad = view.to_sparse(self._made_dense[parameter])
+        exchange_sparse({p: (f"{self._name}.{self._names[p]}", dimensions) for p, dimensions in self.sparse.items()}, self._options.op)
         self.forget_passes()
         self._handed.clear()
 
@@ -161,6 +191,19 @@ class Gradients:
         if everyone[0][1]:
             self._buckets.lay_out_as(everyone[0][1])
             self._refresh_views()
+
+    def _settle_sparse(self) -> None:
+        """Once, in the first exchange: which gradients are sparse on some rank and dense on none. What is dense on another rank is made dense."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        mine = {self._names[p]: dimensions for p, dimensions in self._newly_sparse.items()}
+        agreed = agree_on_sparse(mine, [self._names[p] for p in self._handed], f"{self._name}.sparse")
+        self.sparse |= {p: agreed[name] for p, name in self._names.items() if name in agreed}
+        for parameter in [p for p in self._newly_sparse if p not in self.sparse]:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_dense()
+            self._hand_over(parameter)
 
     def _check_untouched(self) -> None:
         for parameter, version in self._handed.items():
@@ -181,8 +224,8 @@ class Gradients:
 
     def _refresh_views(self) -> None:
         """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""
-        for parameter, name in self._names.items():
-            array = self._buckets.view(name)
+        for parameter in self._bucketed:
+            array = self._buckets.view(self._names[parameter])
             old = self._views.get(parameter)
             if old is None or old.data_ptr() != array.ctypes.data:
                 self._views[parameter] = as_tensor(array)

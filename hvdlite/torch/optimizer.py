@@ -33,6 +33,7 @@ class _Distributed(torch.optim.Optimizer):
     _gradients: Gradients | None
     _options: Options
     _frozen: list[tuple[str, torch.nn.Parameter]]
+    _sparse: dict[torch.Tensor, int]  # parameters whose gradients are sparse, and the number of sparse dimensions
     _synchronized: bool  # the gradients are the mean already, and step() has not been called since
     _by_hand: bool  # ... because the user called synchronize()
     _should_synchronize: bool
@@ -55,6 +56,11 @@ class _Distributed(torch.optim.Optimizer):
         """Backward passes whose gradients are summed before an exchange."""
         return self._options.passes
 
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        """Every parameter's name, under the attribute where scripts for Horovod look for it."""
+        return {p: name for name, p in name_parameters(self.param_groups, self._options.given, complete=False)}
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change the number of backward passes per step, between steps."""
         self._options = replace(self._options, passes=passes)
@@ -69,6 +75,9 @@ class _Distributed(torch.optim.Optimizer):
     def _complete(self) -> None:
         if self._gradients is not None and (self._gradients.has_work or not self._synchronized):
             self._gradients.synchronize()
+            if self._gradients.sparse.keys() - self._sparse.keys():  # their room in the buckets is not needed again
+                self._sparse |= self._gradients.sparse
+                self._watch()
             thawed = self._thawed()
             if thawed:  # in the middle of a step: they have gradients, and no bucket yet
                 late = Gradients(thawed, replace(self._options, compression=None))
@@ -185,7 +194,7 @@ class _Distributed(torch.optim.Optimizer):
         named = name_parameters(self.param_groups, options.given, complete=False)
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         trained = [(name, p) for name, p in named if p.requires_grad]
-        self._gradients = Gradients(trained, options)
+        self._gradients = Gradients(trained, options, self._sparse)
         if old is not None and old.compressor is not None and self._gradients.compressor is not None:
             self._gradients.compressor.load_state_dict(old.compressor.state_dict())
 
@@ -219,7 +228,8 @@ def DistributedOptimizer(
         gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of parameters that must travel together.
-        sparse_as_dense: exchange sparse gradients as dense ones.
+        sparse_as_dense: exchange sparse gradients as dense ones; the optimizer then gets dense ones, SparseAdam excepted. Otherwise they travel as
+            positions and values, uncompressed, and stay sparse; which parameters have them must be clear after the first step.
         grad_scaler: the scaler of the loss; residuals of error feedback then follow its scale.
     Raises:
         ValueError: LBFGS; names, groups or numbers that cannot be used.
@@ -251,6 +261,7 @@ def DistributedOptimizer(
         predivide=gradient_predivide_factor,
         groups=number_groups(groups, [p for _, p in named]),
         sparse_as_dense=sparse_as_dense,
+        wants_sparse=isinstance(optimizer, torch.optim.SparseAdam),
         grad_scaler=grad_scaler,
     )
     _adopt(optimizer, options)
@@ -268,6 +279,7 @@ def _adopt(optimizer: torch.optim.Optimizer, options: Options) -> None:
         optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     assert isinstance(optimizer, _Distributed)
     optimizer._gradients, optimizer._options, optimizer._frozen = None, options, []
+    optimizer._sparse = {}
     optimizer._synchronized = optimizer._by_hand = False
     optimizer._should_synchronize = True
     optimizer._watch()

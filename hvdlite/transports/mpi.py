@@ -57,6 +57,12 @@ def is_running() -> bool:
     return loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized()
 
 
+def allows_threads() -> bool:
+    """Whether any thread of this process may call MPI; False where MPI does not run."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    return loaded is not None and is_running() and bool(loaded.Query_thread() == loaded.THREAD_MULTIPLE)
+
+
 def _finalize(MPI: Any, pid: int) -> None:
     if pid == os.getpid() and not MPI.Is_finalized():  # a forked child has no part in its parent's MPI
         MPI.Finalize()

@@ -538,3 +538,15 @@ if BACKEND == "torch":
         fit(plain, rows(x), rows(y), batch_size=BATCH * size)
         np.testing.assert_allclose(weights(model), weights(plain), atol=1e-5, rtol=1e-5)
         assert_equal_everywhere(model)
+
+
+def test_a_rank_may_have_built_another_model_before(rank, size):
+    """Keras then gives its layers other numbers, which are no difference between the ranks."""
+    keras.backend.clear_session()
+    if rank == 0:
+        keras.layers.Dense(2).build((None, 3))
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), "mse")
+    x, y = batches(2, size)
+    fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_equal_everywhere(model)

@@ -47,6 +47,14 @@ HOW = {
 }
 
 
+def test_names_lie_where_horovods_scripts_look():
+    model = build_model()
+    named = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    assert named._parameter_names == {p: name for name, p in model.named_parameters()}
+    unnamed = hvd.DistributedOptimizer(torch.optim.SGD(build_model().parameters(), lr=0.1))
+    assert sorted(unnamed._parameter_names.values()) == ["group.0.0", "group.0.1"]
+
+
 @pytest.mark.parametrize("kind", optimizers().values(), ids=optimizers())
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 def test_alone_it_is_the_bare_optimizer(how, kind):

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in alone]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module" if IS_ALONE else "session", autouse=True)  # alone, other folders' tests follow, which begin without a world
 def _world():
     hvdlite.init()
     yield

@@ -90,9 +90,13 @@ def test_broadcast_optimizer_state_equals_the_roots_and_takes_no_step(kind, has_
     if has_state == "every rank" or (has_state == "the root") == (rank == root):
         for _ in range(rank + 1):
             a_step(kind, model, optimizer)
-    weights = model.weight.detach().clone()
+    weights, is_fresh = model.weight.detach().clone(), not optimizer.state  # Adagrad never is
     hvd.broadcast_optimizer_state(optimizer, root)
     assert torch.equal(model.weight, weights)
+    if is_fresh and kind is not torch.optim.SparseAdam:
+        assert torch.equal(model.weight.grad, torch.zeros(2, 3))
+    else:
+        assert model.weight.grad is None
     everyone = hvd.allgather_object(optimizer.state_dict())
     for theirs in everyone:
         mine, other = flattened(everyone[root]), flattened(theirs)

@@ -1,0 +1,1 @@
+"""What scripts and Horovod's tests import of ``horovod.common``."""

@@ -1,0 +1,6 @@
+"""``horovod.keras`` is ``hvdlite.keras``."""
+
+from hvdlite.as_horovod import forward
+from hvdlite.keras import *  # noqa: F403 - whatever is public there
+
+__getattr__ = forward(__name__, "hvdlite.keras")

@@ -1,0 +1,5 @@
+"""``horovod.runner``: its function ``run``."""
+
+from hvdlite import run
+
+__all__ = ["run"]

@@ -1,0 +1,1 @@
+"""What Horovod's tests import of ``horovod.runner.util``."""

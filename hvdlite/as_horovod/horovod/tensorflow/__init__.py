@@ -1,0 +1,8 @@
+"""``horovod.tensorflow`` is ``hvdlite.tensorflow``."""
+
+from hvdlite.as_horovod import forward
+from hvdlite.tensorflow import *  # noqa: F403 - whatever is public there
+
+from .util import _executing_eagerly as _executing_eagerly
+
+__getattr__ = forward(__name__, "hvdlite.tensorflow")
