@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,7 +46,7 @@ class State(IntEnum):
     READY = 2
 
 
-class Exchange:
+class Exchange(ABC):
     """Exchanges the gradients of ``variables``. A subclass in ``_backends/`` turns tensors into arrays and back."""
 
     def __init__(self, variables: Sequence[Any], options: Options):
@@ -97,13 +98,13 @@ class Exchange:
 
     # --- what a subclass brings ---
 
+    @abstractmethod
     def mean(self, gradients: Sequence[Any]) -> list[Any]:
         """The mean over the ranks of tensors, one for each variable, None where there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def all_finite(self, finite: Any) -> Any:
         """Whether a scalar boolean tensor is true on every rank, as a tensor."""
-        raise NotImplementedError
 
     # --- on arrays ---
 
