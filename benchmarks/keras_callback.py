@@ -58,7 +58,7 @@ def draw(found: dict[str, Any]) -> Any:
         bars = axis.barh(list(over), list(over.values()), color=[STRONG[0], MUTED[0]])
         axis.bar_label(bars, [f"{short(value)} %" for value in over.values()], padding=3, fontsize=7)
         axis.axvline(0, color="#333333", linewidth=0.8)
-        axis.margins(x=0.3)
+        axis.margins(x=0.5)  # for the labels, which lie left of negative bars
         axis.invert_yaxis()
         axis.set_xlabel("per cent over a fit without callback", fontsize=8)
         axis.tick_params(labelsize=8)
