@@ -199,6 +199,7 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
     first = {weights for (_, arm), weights in starts.items() if arm == plan.baseline and weights}
     if len(first) == 1 and sum(arm == plan.baseline for _, arm in starts) > 1:
         found.append(f"seeds: every seed starts from the same weights, so the script sets a seed of its own and the pairs are repetitions; {remedy}")
+    found += _without_effect(plan, rows)
     steps = {row.steps for row in rows if not row.problem}
     if len(steps) > 1:
         found.append(f"steps: runs took {min(steps)} to {max(steps)}; metrics are those of the ends")
@@ -208,6 +209,17 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
     found.append(f"order of the data: equal in the arms only as far as the script follows the seed; {plan.metric} is rank 0's")
     found.append("this machine: what else runs on it, its clock and its temperature; the order of the arms is balanced against what changes slowly")
     return found
+
+
+def _without_effect(plan: Plan, rows: Sequence[RunRow]) -> list[str]:
+    """Arms that sent what the baseline sent: then the script trains the same in both."""
+    sent = {arm: {row.wire_bytes_per_step for row in rows if row.arm == arm and not row.problem} - {None} for arm in plan.arms}
+    same = [arm for arm in plan.arms if arm != plan.baseline and sent[arm] and sent[arm] <= sent[plan.baseline]]
+    return [
+        f"compression: {arm} sent as many bytes a step as {plan.baseline}, so it compressed nothing; gradients are expected to go through "
+        "an optimizer or tape of hvdlite's, and to hold matrices large enough to be compressed"
+        for arm in same
+    ]
 
 
 def _machine() -> dict[str, str]:

@@ -146,3 +146,13 @@ def test_reports_of_epochs_give_the_time_of_a_step(tmp_path, leave):
     run = runs.read(path.parent, PLAN)
     assert np.median(run.blocks) == pytest.approx(0.01)
     assert run.steps == 100
+
+
+def test_an_arm_that_compressed_nothing_is_named(tmp_path, leave):
+    both(leave, wire=1000)
+    assert "compression: int8 sent as many bytes a step as none, so it compressed nothing" in remarks(tmp_path)
+
+
+def test_an_arm_that_compressed_is_not(tmp_path, leave):
+    both(leave)
+    assert "compressed nothing" not in remarks(tmp_path)
