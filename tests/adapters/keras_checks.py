@@ -528,6 +528,22 @@ def test_a_scaler_that_decides_alone_is_refused(rank, size):
         fit(model, rows(x, rank), rows(y, rank))
 
 
+if BACKEND != "torch":  # where Keras knows no such thing
+
+    def test_several_steps_in_one_execution_are_the_same_steps(rank, size):
+        x, y = batches(7, size)  # the last execution has one step
+        found = []
+        for steps in (1, 3):
+            model = build()
+            model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=steps)
+            history = fit(model, rows(x, rank), rows(y, rank), epochs=2, callbacks=[hvd.DataParallel("topk:density=0.1")]).history
+            assert int(model.optimizer.iterations) == 14
+            assert_equal_everywhere(model)
+            found.append((weights(model), history["loss"]))
+        np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+
+
 if BACKEND == "torch":
 
     class Halved(keras.Sequential):
