@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "engine": {"_promptness", "compression", "errors", "negotiation", "settings", "stalls", "telemetry", "transports"},
     "operations": {"arrays", "compression", "engine", "errors", "negotiation", "transports"},
     "seeding": set(),
-    "world": {"version", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
+    "world": {"version", "arrays", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
@@ -61,6 +61,9 @@ FOREIGN = {
     "jax": {"keras/_backends/jax.py"},
     "scipy": {"abtest/"},
     "rich": {"abtest/"},
+    "jinja2": {"abtest/page/"},
+    "matplotlib": {"abtest/page/figures/"},
+    "tensorboardX": {"abtest/tensorboard.py"},
 }
 
 
