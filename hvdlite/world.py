@@ -235,7 +235,7 @@ def _job_facts(settings: Settings, transport: Transport) -> dict[str, str]:
         "ranks": str(topology.size),
         "nodes": str(topology.cross_size),
         "transport": type(transport).__module__.rpartition(".")[2],  # the file's name is what users type
-        "MPI": getattr(transport, "library", "none"),
+        "MPI": " ".join(getattr(transport, "library", "none").partition(",")[0].split()),
         "kernels": "compiled" if kernels_built() and settings.kernels != "off" else "numpy",
         **settings_module.changed_values(settings, but=("compression", "seed", "report_file", "stop_at")),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import SettingError
+from ..telemetry.reports import parse_stop
 from .files import write_whole
 
 _FILE = "plan.json"
@@ -44,6 +45,17 @@ class Plan:
             turn = [*self.arms[start:], *self.arms[:start]]
             runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
         return runs
+
+    def options(self) -> list[str]:
+        """The options of ``hvdlite ab`` that give this plan."""
+        words = ["--arms", ",".join(self.arms), "--no-baselines", "--seeds", str(self.seeds), "-np", str(self.size), "--metric", self.metric]
+        words += ["--higher-is-better"] * self.higher_is_better
+        words += ["--margin", f"{self.margin:g}"] if self.margin is not None else []
+        words += ["--metric-regex", self.metric_regex] if self.metric_regex else []
+        stop = parse_stop(self.stop_at)
+        if stop is not None:
+            words += ["--until", f"{stop.name}={stop.value:g}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"]
+        return words
 
     def command_for(self, seed: int) -> list[str]:
         """The user's command, ``{seed}`` replaced."""

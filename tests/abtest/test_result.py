@@ -128,11 +128,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, leave):
     assert len(runs.read(path.parent, PLAN).reports) >= 98
 
 
-def test_differences_between_two_comparisons(tmp_path, leave):
-    both(leave)
-    a, b = analysed(tmp_path), analysed(tmp_path, Plan(("python", "train.py"), ("none", "int8"), 6, 4))
-    assert result.differences(a, a) == []
-    assert result.differences(a, b) == ["size: 2 and 4"]
+def test_a_result_that_is_none_is_refused(tmp_path):
     with pytest.raises(SettingError, match="cannot be read"):
         result.load(tmp_path / "missing.json")
 

@@ -1,0 +1,62 @@
+"""The runs as scalars for TensorBoard, one folder an arm and seed, each written when its run has ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import HvdliteError, MissingDependencyError, SettingError
+from ..telemetry.reports import COUNTERS
+from .runs import Run, name_of
+
+
+class Scalars:
+    """Writes into a folder: what the script reported under its own names, the counters of rank 0 a step under ``hvdlite/``."""
+
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        """Make the folder.
+
+        Raises:
+            MissingDependencyError: tensorboardX is not installed.
+            SettingError: there are files already and this is no ``--resume``.
+        """
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"--tensorboard needs tensorboardX, which writes TensorBoard's files ({error}); pip install tensorboardX, or leave --tensorboard out"
+            ) from None
+        if folder.exists() and any(folder.iterdir()) and not resume:
+            raise SettingError(f"--tensorboard {str(folder)!r} is not empty; a new folder is expected, or runs would be mixed up; choose another")
+        self._folder, self._writer = folder, SummaryWriter
+
+    def write(self, run: Run) -> None:
+        """A run that has ended. One that failed is left out, since --resume runs it again; one that is there stays as it is.
+
+        Raises:
+            HvdliteError: it cannot be written.
+        """
+        here = self._folder / name_of(run.record.seed, run.record.arm)
+        if run.record.problem or here.exists():
+            return
+        try:
+            with self._writer(str(here)) as writer:
+                self._scalars(run, writer)
+        except OSError as error:
+            raise HvdliteError(
+                f"cannot write {here} ({error.strerror}); free space and a writable folder are expected; finished runs are kept: go on with --resume"
+            ) from None
+
+    def _scalars(self, run: Run, writer: Any) -> None:
+        began = datetime.fromisoformat(run.record.started).timestamp()
+        before = None
+        for report in run.reports:
+            for name, value in report.values.items():
+                writer.add_scalar(name, value, report.step, walltime=began + report.seconds)
+            if before is not None and report.optimizer_steps > before.optimizer_steps:
+                steps = report.optimizer_steps - before.optimizer_steps
+                spent = {name: (getattr(report, name) - getattr(before, name)) / steps for name in COUNTERS}
+                for name, value in {"step_ms": (report.seconds - before.seconds) * 1e3 / steps, **spent}.items():
+                    writer.add_scalar(f"hvdlite/{name}", value, report.step, walltime=began + report.seconds)
+            before = report
