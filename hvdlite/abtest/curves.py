@@ -62,10 +62,14 @@ class Band:
 
 
 def band(curves: Sequence[Curve], *, over_time: bool) -> Band | None:
-    """Mean and range of the runs of one arm, interpolated between their reports; None if none of them has two points."""
+    """Mean and range of the runs of one arm, interpolated between their reports; None if none of them has two points.
+
+    Time begins with the first report of a run: what it took to get there, such as reading data, is none of the arm's doing.
+    """
     lines = []
     for curve in curves:
-        points = [(x, y) for x, y in zip(curve.seconds if over_time else curve.steps, curve.values, strict=True) if y is not None]
+        at = [seconds - curve.seconds[0] for seconds in curve.seconds] if over_time else curve.steps
+        points = [(x, y) for x, y in zip(at, curve.values, strict=True) if y is not None]
         if len(points) > 1 and points[-1][0] > points[0][0]:
             lines.append(np.array(points).T)
     if not lines:
@@ -74,9 +78,9 @@ def band(curves: Sequence[Curve], *, over_time: bool) -> Band | None:
     if low >= high:
         return None
     most = max(len(xs) for xs, _ in lines)
-    at: Vector = lines[0][0] if len(lines) == 1 or (not over_time and _are_alike(lines)) else np.linspace(low, high, min(MOST_POINTS, max(2, most)))
-    values = np.array([np.interp(at, xs, ys) for xs, ys in lines])
-    return Band(curves[0].arm, at, values.mean(0), values.min(0), values.max(0), len(lines))
+    grid: Vector = lines[0][0] if len(lines) == 1 or (not over_time and _are_alike(lines)) else np.linspace(low, high, min(MOST_POINTS, max(2, most)))
+    values = np.array([np.interp(grid, xs, ys) for xs, ys in lines])
+    return Band(curves[0].arm, grid, values.mean(0), values.min(0), values.max(0), len(lines))
 
 
 def _are_alike(lines: Sequence[Vector]) -> bool:

@@ -136,7 +136,7 @@ def show(result: Result, output: IO[str]) -> None:
     console.print(rule(result))
     if result.target is not None and any(arm.num_reached is not None for arm in result.arms):
         console.print(f"time to target: median of the seconds until {plan.metric} was {result.target:.5g}, of the runs that got there")
-    for title, lines in (("missing", result.missing), ("not controlled", result.not_controlled)):
+    for title, lines in (("warning", result.warnings), ("missing", result.missing), ("not controlled", result.not_controlled)):
         for line in lines:
             console.print(f"{title}: {line}")
 

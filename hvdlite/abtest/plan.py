@@ -46,16 +46,19 @@ class Plan:
             runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
         return runs
 
-    def options(self) -> list[str]:
-        """The options of ``hvdlite ab`` that give this plan."""
-        words = ["--arms", ",".join(self.arms), "--no-baselines", "--seeds", str(self.seeds), "-np", str(self.size), "--metric", self.metric]
-        words += ["--higher-is-better"] * self.higher_is_better
-        words += ["--margin", f"{self.margin:g}"] if self.margin is not None else []
-        words += ["--metric-regex", self.metric_regex] if self.metric_regex else []
+    def options(self) -> list[list[str]]:
+        """The options of ``hvdlite ab`` that give this plan, each with its value."""
+        found = [["--arms", ",".join(self.arms)], ["--no-baselines"], ["--seeds", str(self.seeds)], ["-np", str(self.size)], ["--metric", self.metric]]
+        if self.higher_is_better:
+            found.append(["--higher-is-better"])
+        if self.margin is not None:
+            found.append(["--margin", repr(self.margin)])
+        if self.metric_regex:
+            found.append(["--metric-regex", self.metric_regex])
         stop = parse_stop(self.stop_at)
         if stop is not None:
-            words += ["--until", f"{stop.name}={stop.value:g}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"]
-        return words
+            found.append(["--until", f"{stop.name}={stop.value!r}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"])
+        return found
 
     def command_for(self, seed: int) -> list[str]:
         """The user's command, ``{seed}`` replaced."""

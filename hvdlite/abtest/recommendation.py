@@ -32,7 +32,7 @@ def recommend(result: Result) -> Recommendation:
         return Recommendation(f"none yet: {needed} seeds are needed to show anything, and there were {plan.seeds}", f"--seeds {needed}")
     words = f"stay with {plan.baseline}: nothing is shown to be faster and not worse"
     costly = [arm.arm for arm, verdict in judged if verdict.verdict == "faster but worse"]
-    unknown = [arm.arm for arm, verdict in judged if verdict.verdict == "undecided"]
+    unknown = [arm.arm for arm, verdict in judged if verdict.verdict == "undecided" and verdict.harm != "worse"]
     if costly:
         words += f"; {' and '.join(costly)} would be faster at a cost in {plan.metric}"
     if unknown:

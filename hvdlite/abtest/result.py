@@ -91,6 +91,11 @@ class Result:
     job: dict[str, str] = field(default_factory=dict)
     """What the ranks said of where they ran."""
     curves: list[Curve] = field(default_factory=list)
+    """What was reported on the way."""
+    fidelity: list[Curve] = field(default_factory=list)
+    """How far what was applied is from the exact mean gradient, over steps, where it was measured."""
+    warnings: list[str] = field(default_factory=list)
+    """What detectors found, in words."""
 
 
 def analyse(plan: Plan, runs: Sequence[Run]) -> Result:

@@ -17,6 +17,7 @@ from types import FrameType
 from .. import settings
 from ..launch.worker import die_with_parent
 from .display import Progress
+from .files import writing
 from .plan import Plan
 from .runs import LAUNCHER, OUTPUT, REPORTS, Record, Run, find_metric, folder_of, keep, last_reports, read
 
@@ -49,9 +50,10 @@ def run_all(plan: Plan, folder: Path, progress: Progress, ended: Callable[[Run],
                     ended(before)
                 continue
             shutil.rmtree(here, ignore_errors=True)
-            here.mkdir(parents=True)
             progress.begin(seed, arm)
-            record = _run_one(plan, seed, arm, here, progress)
+            with writing(here):
+                here.mkdir(parents=True)
+                record = _run_one(plan, seed, arm, here, progress)
             keep(record, here)
             done = read(here, plan)
             assert done is not None

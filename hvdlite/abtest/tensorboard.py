@@ -6,8 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import HvdliteError, MissingDependencyError, SettingError
+from ..errors import MissingDependencyError, SettingError
 from ..telemetry.reports import COUNTERS
+from .files import writing
 from .runs import Run, name_of
 
 
@@ -19,7 +20,7 @@ class Scalars:
 
         Raises:
             MissingDependencyError: tensorboardX is not installed.
-            SettingError: there are files already and this is no ``--resume``.
+            SettingError: it is a file, or there are files in it and this is no ``--resume``.
         """
         try:
             from tensorboardX import SummaryWriter
@@ -27,6 +28,8 @@ class Scalars:
             raise MissingDependencyError(
                 f"--tensorboard needs tensorboardX, which writes TensorBoard's files ({error}); pip install tensorboardX, or leave --tensorboard out"
             ) from None
+        if folder.exists() and not folder.is_dir():
+            raise SettingError(f"--tensorboard {str(folder)!r} is a file; a folder is expected; choose another")
         if folder.exists() and any(folder.iterdir()) and not resume:
             raise SettingError(f"--tensorboard {str(folder)!r} is not empty; a new folder is expected, or runs would be mixed up; choose another")
         self._folder, self._writer = folder, SummaryWriter
@@ -40,13 +43,8 @@ class Scalars:
         here = self._folder / name_of(run.record.seed, run.record.arm)
         if run.record.problem or here.exists():
             return
-        try:
-            with self._writer(str(here)) as writer:
-                self._scalars(run, writer)
-        except OSError as error:
-            raise HvdliteError(
-                f"cannot write {here} ({error.strerror}); free space and a writable folder are expected; finished runs are kept: go on with --resume"
-            ) from None
+        with writing(here), self._writer(str(here)) as writer:
+            self._scalars(run, writer)
 
     def _scalars(self, run: Run, writer: Any) -> None:
         began = datetime.fromisoformat(run.record.started).timestamp()

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..files import write_whole
+from ..plan import Plan
 from ..recommendation import recommend
 from ..result import Result
 from ..words import missing, rule, sentences
@@ -43,7 +44,7 @@ def render(result: Result) -> str:
         arms=tables.arms(result),
         tests=tables.tests(result),
         runs=tables.runs(result),
-        command=shlex.join(["hvdlite", "ab", *result.plan.options(), "--", *result.plan.command]),
+        command=_command(result.plan),
     )
 
 
@@ -54,3 +55,9 @@ def write(result: Result, path: Path) -> None:
         HvdliteError: it cannot be written.
     """
     write_whole(path, render(result).encode())
+
+
+def _command(plan: Plan) -> str:
+    """What to type for the same comparison, an option a line."""
+    lines = [shlex.join(["hvdlite", "ab"]), *map(shlex.join, plan.options()), "-- " + shlex.join(plan.command)]
+    return " \\\n    ".join(lines)

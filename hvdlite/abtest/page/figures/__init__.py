@@ -28,6 +28,7 @@ def draw(result: Result) -> list[Section]:
             "What is gained for what?": [pareto.tradeoff(result), target.times(result)],
             "Where does a step's time go?": [breakdown.step(result), volume.wire_bytes(result)],
             "How did training go?": training.curves(result),
+            "How faithful is what was applied?": training.fidelity(result),
         }
     drawn = {title: [picture for picture in pictures if picture is not None] for title, pictures in sections.items()}
     return [Section(title, pictures) for title, pictures in drawn.items() if pictures]

@@ -20,7 +20,7 @@ def time(result: Result) -> Picture | None:
     said = "; ".join(f"{arm.arm} {value:.3f} {bounds(interval, '.3f')}" for _, arm, value, interval in arms)
     caption = (
         f"Each point is the geometric mean of the ratios of pairs with the same seed; the line is its interval, each end of which holds with 95 %. "
-        f"A line that reaches the upright at 1 leaves it open whether the arm is faster or slower than {plan.baseline}."
+        f"A line that reaches the upright at 1 leaves it open whether the arm is faster or slower than {plan.baseline}; beside it, the exact test must agree."
     )
     return Picture("Step time", caption, rows.svg("time", "Step time ratio of each arm with its interval", said))
 
@@ -41,7 +41,7 @@ def metric(result: Result) -> Picture | None:
     said = "; ".join(f"{arm.arm} {typeset(value, '+.3g')} {bounds(interval, '+.3g')}" for _, arm, value, interval in arms) + f"; margin {result.margin:.4g}"
     caption = (
         "Mean of the differences of pairs with the same seed, and its interval. A line that lies whole in the shaded zone is not worse: "
-        f"by less than the margin of {result.margin:.4g}. One that lies whole on the bad side of 0 is worse. One that does neither leaves it open."
+        f"by less than the margin of {result.margin:.4g}. One that lies whole on the bad side of 0 is worse. In both cases the exact test must agree."
     )
     return Picture(f"Difference in {plan.metric}", caption, rows.svg("metric", f"Difference in {plan.metric} of each arm with its interval", said))
 

@@ -1,4 +1,4 @@
-"""How training went: every metric over steps and over time, means of the seeds with their range."""
+"""What changed during training: metrics and fidelity over steps and over time, means of the seeds with their range."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ _LOG_FROM = 30  # largest over smallest value, from which a metric is drawn over
 def curves(result: Result) -> list[Picture | None]:
     """Two figures for each metric that was reported more than once: over steps, and over time."""
     metrics = dict.fromkeys([result.plan.metric, *(curve.metric for curve in result.curves)])
-    drawn: list[Picture | None] = []
-    for number, metric in enumerate(list(metrics)[:MOST_METRICS]):
-        left_out = {(row.arm, row.seed) for row in result.runs if row.diverged}
-        shown = [curve for curve in result.curves if curve.metric == metric and (curve.arm, curve.seed) not in left_out]
-        drawn += [_over(result, shown, metric, number, over_time=over_time) for over_time in (False, True)]
-    return drawn
+    names = [(f"curve{number}", metric) for number, metric in enumerate(list(metrics)[:MOST_METRICS])]
+    return [_over(result, _shown(result, result.curves, metric), name, over_time=over_time) for name, metric in names for over_time in (False, True)]
 
 
-def _over(result: Result, shown: list[Curve], metric: str, number: int, *, over_time: bool) -> Picture | None:
+def fidelity(result: Result) -> list[Picture | None]:
+    """A figure for each measure of how far what was applied is from the exact mean gradient; over steps."""
+    measures = dict.fromkeys(curve.metric for curve in result.fidelity)
+    names = [(f"fidelity{number}", measure) for number, measure in enumerate(measures)]
+    return [_over(result, _shown(result, result.fidelity, measure), name, over_time=False) for name, measure in names]
+
+
+def _shown(result: Result, of: list[Curve], metric: str) -> list[Curve]:
+    left_out = {(row.arm, row.seed) for row in result.runs if row.diverged}
+    return [curve for curve in of if curve.metric == metric and (curve.arm, curve.seed) not in left_out]
+
+
+def _over(result: Result, shown: list[Curve], name: str, *, over_time: bool) -> Picture | None:
     found = [(i, band([c for c in shown if c.arm == arm], over_time=over_time)) for i, arm in enumerate(result.plan.arms)]
     bands = [(i, each) for i, each in found if each is not None]
     if not bands:
@@ -35,14 +43,14 @@ def _over(result: Result, shown: list[Curve], metric: str, number: int, *, over_
     low, high = min(each.mean.min() for _, each in bands), max(each.mean.max() for _, each in bands)
     if low > 0 and high / low > _LOG_FROM:
         drawing.axes.set_yscale("log")
-    drawing.axes.set_xlabel("seconds since hvd.init()" if over_time else "step")
-    across = "over time" if over_time else "over steps"
-    name = f"curve{number}{'t' if over_time else 's'}"
+    drawing.axes.set_xlabel("seconds since the first report" if over_time else "step")
+    metric, across = shown[0].metric, "over time" if over_time else "over steps"
     said = "; ".join(f"{each.arm} from {each.mean[0]:.4g} to {each.mean[-1]:.4g}" for _, each in bands)
-    return Picture(f"{metric} {across}", _caption(result, shown, bands, metric, over_time), drawing.svg(name, f"{metric} {across}, by arm", said), has_key=True)
+    svg = drawing.svg(name + "st"[over_time], f"{metric} {across}, by arm", said)
+    return Picture(f"{metric} {across}", _caption(result, shown, bands, over_time=over_time), svg, has_key=True)
 
 
-def _caption(result: Result, shown: list[Curve], bands: list[tuple[int, Band]], metric: str, over_time: bool) -> str:
+def _caption(result: Result, shown: list[Curve], bands: list[tuple[int, Band]], *, over_time: bool) -> str:
     runs = {each.num_runs for _, each in bands}
     parts = [f"Mean of the runs, rank 0's values; the band is from the lowest to the highest of {min(runs)}{f' to {max(runs)}' if len(runs) > 1 else ''} runs."]
     if over_time:
