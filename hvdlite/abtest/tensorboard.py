@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +28,7 @@ class Scalars:
             SettingError: it is a file, or there are files in it and this is no ``--resume``.
         """
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX import RecordWriter
         except ImportError as error:
             raise MissingDependencyError(
                 f"--tensorboard needs tensorboardX, which writes TensorBoard's files ({error}); pip install tensorboardX, or leave --tensorboard out"
@@ -32,7 +37,7 @@ class Scalars:
             raise SettingError(f"--tensorboard {str(folder)!r} is a file; a folder is expected; choose another")
         if folder.exists() and any(folder.iterdir()) and not resume:
             raise SettingError(f"--tensorboard {str(folder)!r} is not empty; a new folder is expected, or runs would be mixed up; choose another")
-        self._folder, self._writer = folder, SummaryWriter
+        self._folder, self._writer = folder, RecordWriter
 
     def write(self, run: Run) -> None:
         """A run that has ended. One that failed is left out, since --resume runs it again; one that is there stays as it is.
@@ -43,18 +48,41 @@ class Scalars:
         here = self._folder / name_of(run.record.seed, run.record.arm)
         if run.record.problem or here.exists():
             return
-        with writing(here), self._writer(str(here)) as writer:
-            self._scalars(run, writer)
+        new = here.with_name(here.name + ".new")
+        with writing(here):
+            try:
+                new.mkdir(parents=True)
+                # Not tensorboardX's SummaryWriter: it writes in a thread, and waits for it forever when the disk is full.
+                with contextlib.closing(self._writer(str(new / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"))) as events:
+                    for event in _events(run):
+                        events.write(event.SerializeToString())
+                new.rename(here)
+            except OSError:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
 
-    def _scalars(self, run: Run, writer: Any) -> None:
-        began = datetime.fromisoformat(run.record.started).timestamp()
-        before = None
-        for report in run.reports:
-            for name, value in report.values.items():
-                writer.add_scalar(name, value, report.step, walltime=began + report.seconds)
-            if before is not None and report.optimizer_steps > before.optimizer_steps:
-                steps = report.optimizer_steps - before.optimizer_steps
-                spent = {name: (getattr(report, name) - getattr(before, name)) / steps for name in COUNTERS}
-                for name, value in {"step_ms": (report.seconds - before.seconds) * 1e3 / steps, **spent}.items():
-                    writer.add_scalar(f"hvdlite/{name}", value, report.step, walltime=began + report.seconds)
-            before = report
+
+def _events(run: Run) -> Iterator[Any]:
+    """As TensorBoard's format has it, the version of the format first."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
+
+    yield Event(wall_time=time.time(), file_version="brain.Event:2")
+    for tag, value, step, when in _scalars(run):
+        yield Event(wall_time=when, step=step, summary=scalar(tag, value))
+
+
+def _scalars(run: Run) -> Iterator[tuple[str, float, int, float]]:
+    """Tag, value, step and time of each."""
+    began = datetime.fromisoformat(run.record.started).timestamp()
+    before = None
+    for report in run.reports:
+        when = began + report.seconds
+        for name, value in report.values.items():
+            yield name, value, report.step, when
+        if before is not None and report.optimizer_steps > before.optimizer_steps:
+            steps = report.optimizer_steps - before.optimizer_steps
+            spent = {name: (getattr(report, name) - getattr(before, name)) / steps for name in COUNTERS}
+            for name, value in {"step_ms": (report.seconds - before.seconds) * 1e3 / steps, **spent}.items():
+                yield f"hvdlite/{name}", value, report.step, when
+        before = report

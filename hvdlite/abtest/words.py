@@ -50,11 +50,11 @@ def sentences(arm: ArmResult, result: Result) -> list[str]:
         said.append("Nothing is known about its step time.")
     if judged.difference is not None:
         better = judged.difference > 0 if plan.higher_is_better else judged.difference < 0
-        amount = f"{abs(judged.difference):.3g} {'better' if better else 'worse'}" if judged.difference else "the same"
+        amount = f"{typeset(abs(judged.difference), '.3g')} {'better' if better else 'worse'}" if judged.difference else "the same"
         found = f"{typeset(judged.difference, '+.3g')} {bounds(judged.difference_interval, '+.3g')}"
         said.append(f"On average {plan.metric} is {amount} ({found}; margin {result.margin:.3g}).")
     else:
-        said.append(f"Nothing is known about its {plan.metric}.")
+        said.append(f"No run ended with {plan.metric} that can be compared.")
     if arm.wire_bytes_per_step and baseline.wire_bytes_per_step:
         fewer = baseline.wire_bytes_per_step / arm.wire_bytes_per_step
         compared = f"{fewer:.3g} times fewer than {plan.baseline}" if fewer > 1 else f"{1 / fewer:.3g} times as many as {plan.baseline}"

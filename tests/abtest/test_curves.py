@@ -24,9 +24,8 @@ def test_a_short_run_is_kept_as_it_is_and_a_long_one_as_means(tmp_path):
 
 
 def test_what_is_not_finite_is_no_number():
-    run = runs.Run(
-        runs.Record("none", 0, 0, "", 1.0), [runs.Reported(i, i, i, 0, 0.0, {"loss": v}) for i, v in enumerate([1.0, float("nan"), 3.0])], [], {}, None
-    )
+    reports = [runs.Reported(i, i, i, 0, 0.0, {"loss": value}) for i, value in enumerate([1.0, float("nan"), 3.0])]
+    run = runs.Run(runs.Record("none", 0, 0, "", 1.0), reports, [], {}, None)
     assert curves_of(run)[0].values == [1.0, None, 3.0]
 
 

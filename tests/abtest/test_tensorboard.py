@@ -62,6 +62,18 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, run):
         Scalars(tmp_path / "file" / "tb", resume=False).write(run)
 
 
+def test_a_full_disk_is_one_line_and_leaves_no_half_a_run(tmp_path, run, monkeypatch):
+    """A device that takes nothing; a thread that writes would leave us waiting for it."""
+    writer = tensorboardX.RecordWriter
+    monkeypatch.setattr(tensorboardX, "RecordWriter", lambda path: writer("/dev/full"))
+    with pytest.raises(HvdliteError, match=r"cannot write .*No space left on device"):
+        Scalars(tmp_path / "tb", resume=False).write(run)
+    assert list((tmp_path / "tb").iterdir()) == []
+    monkeypatch.undo()
+    Scalars(tmp_path / "tb", resume=True).write(run)
+    assert len(events(tmp_path / "tb" / "seed3.topk-density=0.01")) > 100
+
+
 def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(MissingDependencyError, match="pip install tensorboardX"):

@@ -32,7 +32,7 @@ _VARIABLES = {
 DASHES = ("solid", (0, (5, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)))
 MARKERS = "oDs^vPX*"
 
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a metric may be called what its user likes
     "font.size": _SIZE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...result import ArmResult, Result
 from ...statistics import Interval
 from ...words import bounds, typeset
@@ -46,11 +48,10 @@ def metric(result: Result) -> Picture | None:
     return Picture(f"Difference in {plan.metric}", caption, rows.svg("metric", f"Difference in {plan.metric} of each arm with its interval", said))
 
 
-def _rows(arms: list[tuple[int, ArmResult, float | None, Interval | None]], form: str, *, zero: float, also: float | None = None) -> Rows:
+def _rows(arms: Sequence[tuple[int, ArmResult, float, Interval | None]], form: str, *, zero: float, also: float | None = None) -> Rows:
     rows = Rows([arm.arm for _, arm, _, _ in arms])
     ends = [zero] + ([also] if also is not None else [])
     for row, (index, _, value, interval) in enumerate(arms):
-        assert value is not None
         if interval is not None:
             rows.axes.plot([interval.low, interval.high], [row, row], color=colour(index), lw=3, solid_capstyle="round", alpha=0.55)
             ends += [interval.low, interval.high]

@@ -65,4 +65,4 @@ def _label(drawing: Drawing, arms: list[tuple[ArmResult, tuple[float, float]]]) 
             y += 2
         taken.append((start, start + width, y))
         at = to_pixels.inverted().transform((start, y))
-        drawing.axes.annotate(arm.arm, at, va="center", annotation_clip=False)
+        drawing.axes.annotate(arm.arm, at, va="center", annotation_clip=False, gid=f"label{len(taken)}")

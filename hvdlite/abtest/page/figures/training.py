@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from matplotlib.ticker import LogLocator, NullLocator
+
 from ...curves import Band, Curve, band
 from ...result import Result
 from ._drawing import Drawing, colour, dashes
 from ._picture import Picture
 
 MOST_METRICS = 4
-_LOG_FROM = 30  # largest over smallest value, from which a metric is drawn over powers of ten
+_LOG_FROM = 8  # largest over smallest value, from which a metric is drawn over powers of ten
 
 
 def curves(result: Result) -> list[Picture | None]:
@@ -37,12 +39,15 @@ def _over(result: Result, shown: list[Curve], name: str, *, over_time: bool) -> 
         return None
     drawing = Drawing(270)
     for i, each in reversed(bands):  # the baseline on top
-        drawing.axes.fill_between(each.at, each.low, each.high, color=colour(i), alpha=0.16, lw=0)
+        drawing.axes.fill_between(each.at, each.low, each.high, color=colour(i), alpha=0.12, lw=0)
         mark = {"marker": "o", "ms": 4} if len(each.at) <= 12 else {}
         drawing.axes.plot(each.at, each.mean, color=colour(i), lw=1.8, ls=dashes(i), **mark)
     low, high = min(each.mean.min() for _, each in bands), max(each.mean.max() for _, each in bands)
     if low > 0 and high / low > _LOG_FROM:
         drawing.axes.set_yscale("log")
+        drawing.axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        drawing.axes.yaxis.set_major_formatter("{x:g}")
+        drawing.axes.yaxis.set_minor_locator(NullLocator())
     drawing.axes.set_xlabel("seconds since the first report" if over_time else "step")
     metric, across = shown[0].metric, "over time" if over_time else "over steps"
     said = "; ".join(f"{each.arm} from {each.mean[0]:.4g} to {each.mean[-1]:.4g}" for _, each in bands)
@@ -52,8 +57,10 @@ def _over(result: Result, shown: list[Curve], name: str, *, over_time: bool) -> 
 
 def _caption(result: Result, shown: list[Curve], bands: list[tuple[int, Band]], *, over_time: bool) -> str:
     runs = {each.num_runs for _, each in bands}
-    parts = [f"Mean of the runs, rank 0's values; the band is from the lowest to the highest of {min(runs)}{f' to {max(runs)}' if len(runs) > 1 else ''} runs."]
-    if over_time:
+    span = f"{min(runs)}{f' to {max(runs)}' if len(runs) > 1 else ''}"
+    several = f"Mean of the runs, rank 0's values; the band is from the lowest to the highest of {span} runs."
+    parts = [several if max(runs) > 1 else "One run an arm; rank 0's values."]
+    if over_time and max(runs) > 1:
         parts.append("It ends where the first run of the arm ended.")
     most = max(curve.points_per_value for curve in shown)
     if most > 1:
