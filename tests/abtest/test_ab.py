@@ -218,7 +218,7 @@ def test_a_result_that_cannot_be_kept_ends_the_comparison(tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*.new")), "half a file is taken away"
 
 
-def test_a_run_that_cannot_begin_ends_the_comparison_in_words(tmp_path):
+def test_a_run_that_cannot_begin_ends_the_comparison_in_words(tmp_path, monkeypatch):
     """A full disk before the run, where its folder or the launcher's output cannot be made."""
     from hvdlite.abtest import runner
     from hvdlite.abtest.display import Progress
@@ -226,6 +226,10 @@ def test_a_run_that_cannot_begin_ends_the_comparison_in_words(tmp_path):
 
     plan = Plan(("true",), ("none", "int8"), 1, 2)
     begin(plan, tmp_path / "out", resume=False)
-    (tmp_path / "out" / "runs").touch()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(HvdliteError, match=r"cannot write .*seed0.none .*finished runs are kept"), Progress(plan, sys.stderr) as progress:
         runner.run_all(plan, tmp_path / "out", progress)
