@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "errors": set(),
     "version": set(),
     "settings": {"errors"},
+    "link": {"errors"},
     "arrays": {"errors", "settings"},
     "compression": {"arrays", "errors"},
     "_promptness": set(),
@@ -40,8 +41,8 @@ MAY_IMPORT = {
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "settings"},
-    "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry", "version"},
-    "cli": {"", "cli", "launch", "abtest", "errors", "settings", "compression"},
+    "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
+    "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
     "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
     "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
