@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "agreement": {"arrays", "collectives", "compression", "errors", "world"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
-    "launch": {"launch", "as_horovod", "errors", "settings"},
+    "launch": {"launch", "as_horovod", "errors", "link", "settings"},
     "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
     "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},

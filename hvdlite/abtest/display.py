@@ -144,13 +144,17 @@ def _table(result: Result) -> Any:
     from rich.table import Table
 
     metric = result.plan.metric
-    table = Table(title=f"{result.plan.size} ranks, {result.plan.seeds} seeds")
+    table = Table(title=f"{_where(result.plan)}, {result.plan.seeds} seeds")
     headings = ("arm", "runs", metric, "difference", "ms/step", "step time ratio", "wire bytes/step", "exposed ms/step", "time to target")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
     for arm in result.arms:
         table.add_row(*_row(arm))
     return table
+
+
+def _where(plan: Plan) -> str:
+    return f"{plan.size} ranks" + (f" on {plan.hosts} hosts, links of {plan.link}" if plan.link else "")
 
 
 def _row(arm: ArmResult) -> list[str]:

@@ -30,6 +30,9 @@ class Plan:
     """None: see :func:`hvdlite.abtest.verdict.default_margin`."""
     stop_at: str = ""
     metric_regex: str = ""
+    link: str = ""
+    """What joins the hosts that are made for every run; empty: the ranks are on this machine as it is."""
+    hosts: int = 1
 
     @property
     def baseline(self) -> str:
