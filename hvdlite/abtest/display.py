@@ -14,7 +14,7 @@ from .recommendation import recommend
 from .result import ArmResult, Result
 from .runs import Run
 from .statistics import Interval
-from .words import bounds, number, rule, typeset
+from .words import bounds, number, rule, typeset, where
 
 _TAIL_BYTES = 4096
 
@@ -145,7 +145,7 @@ def _table(result: Result) -> Any:
     from rich.table import Table
 
     metric = result.plan.metric
-    table = Table(title=f"{result.plan.size} ranks, {result.plan.seeds} seeds")
+    table = Table(title=f"{where(result.plan)}, {result.plan.seeds} seeds")
     headings = ("arm", "runs", metric, "difference", "ms/step", "step time ratio", "wire bytes/step", "exposed ms/step", "time to target")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")

@@ -31,6 +31,9 @@ class Plan:
     """None: see :func:`hvdlite.abtest.verdict.default_margin`."""
     stop_at: str = ""
     metric_regex: str = ""
+    link: str = ""
+    """What joins the hosts that are made for every run; empty: the ranks are on this machine as it is."""
+    hosts: int = 1
 
     @property
     def baseline(self) -> str:
@@ -55,6 +58,8 @@ class Plan:
             found.append(["--margin", repr(self.margin)])
         if self.metric_regex:
             found.append(["--metric-regex", self.metric_regex])
+        if self.link:
+            found += [["--link", self.link], ["--hosts", str(self.hosts)]]
         stop = parse_stop(self.stop_at)
         if stop is not None:
             found.append(["--until", f"{stop.name}={stop.value!r}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"])

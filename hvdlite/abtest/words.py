@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .plan import Plan
 from .result import ArmResult, Result
 from .statistics import Interval
 
@@ -34,6 +35,11 @@ def in_bytes(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} GB"
+
+
+def where(plan: Plan) -> str:
+    """On what the ranks ran."""
+    return f"{plan.size} ranks" + (f" on {plan.hosts} hosts, links of {plan.link}" if plan.link else "")
 
 
 def sentences(arm: ArmResult, result: Result) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from ..errors import MissingDependencyError, SettingError
-from .run import Launching, num_ranks
+from ..link import Link
+from .run import Launching, num_ranks, read_link
 
 _NEEDED = ("numpy", "scipy", "rich", "jinja2", "matplotlib")
 PAGE = "ab.html"
@@ -53,6 +54,8 @@ def _ab(
     minutes: float | None,
     until: str | None,
     metric_regex: str,
+    link: Link | None,
+    hosts: int | None,
     output: Path,
     resume: bool,
     no_baselines: bool,
@@ -91,8 +94,24 @@ def _ab(
     chosen = parse_arms(arms, baselines=not no_baselines)
     for line in entangled(chosen):
         click.echo(f"hvdlite ab: {line}", err=True)
-    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex)
+    number_of_hosts = _check_hosts(number, link, hosts)
+    where = (link.spec if link else "", number_of_hosts)
+    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex, *where)
     return _execute(plan, output, resume, tensorboard)
+
+
+def _check_hosts(size: int, link: Link | None, num_hosts: int | None) -> int:
+    """How many hosts there are, after making them once: what this machine cannot do is said before the first run."""
+    if link is None:
+        if num_hosts is not None:
+            raise SettingError(f"--hosts {num_hosts} stands alone; it deals ranks to the hosts that --link makes; add e.g. --link 1gbit, or leave it out")
+        return 1
+    from ..launch.hosts import Hosts
+    from ..launch.plan import shares
+
+    count = len(shares(size, num_hosts or size))
+    with Hosts(count, link):
+        return count
 
 
 def _execute(plan: Any, output: Path, resume: bool, tensorboard: Path | None) -> int:
@@ -164,6 +183,8 @@ _PARAMETERS: list[Any] = [
     click.Option(["--steps"], type=click.IntRange(min=1), help="end each run at this reported step"),
     click.Option(["--minutes"], type=click.FloatRange(min=0, min_open=True), help="end each run at the first report after so long"),
     click.Option(["--until"], metavar="NAME=VALUE", help="end each run when it reports this, e.g. loss=0.1"),
+    click.Option(["--link"], metavar="RATE", callback=read_link, help="put each rank on a host of its own, joined by links of e.g. 1gbit; needs root"),
+    click.Option(["--hosts"], type=click.IntRange(min=1), default=None, metavar="N", help="with --link: deal the ranks to so many hosts"),
     click.Option(
         ["--output"], type=click.Path(path_type=Path), default=Path("hvdlite-ab"), show_default=True, metavar="DIR", help="folder of the runs and the answer"
     ),

@@ -13,7 +13,7 @@ from ..files import write_whole
 from ..plan import Plan
 from ..recommendation import recommend
 from ..result import Result
-from ..words import missing, rule, sentences
+from ..words import missing, rule, sentences, where
 from . import tables
 from .figures import draw
 
@@ -33,6 +33,7 @@ def render(result: Result) -> str:
     return templates.get_template("page.html.jinja").render(
         result=result,
         plan=result.plan,
+        where=where(result.plan),
         machine={"hvdlite": result.version, **result.machine},
         style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         looks=_LOOKS,

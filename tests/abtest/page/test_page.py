@@ -123,6 +123,12 @@ def test_it_is_made_from_what_ab_json_holds(answer, html, tmp_path):
     assert page.render(result.load(tmp_path / "ab.json")) == html
 
 
+def test_hosts_and_links_are_named(answer):
+    said = Page(page.render(dataclasses.replace(answer, plan=dataclasses.replace(PLAN, link="1gbit", hosts=2)))).text
+    assert "2 ranks on 2 hosts, links of 1gbit" in said
+    assert "--link 1gbit \\ --hosts 2" in said
+
+
 def test_the_command_on_the_page_gives_the_same_plan():
     from click.testing import CliRunner
 
