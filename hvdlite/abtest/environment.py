@@ -53,5 +53,4 @@ def job(runs: Sequence[Run]) -> dict[str, str]:
 def job_differences(runs: Sequence[Run]) -> list[str]:
     """In what the jobs of the runs were not alike, in words."""
     said = [run.job for run in runs if run.job]
-    keys = dict.fromkeys(key for each in said for key in each)
-    return [f"{key}: not the same in all runs: {value}" for key, value in job(runs).items() if len({each.get(key) for each in said}) > 1 and key in keys]
+    return [f"{key}: not the same in all runs: {values}" for key, values in job(runs).items() if len({each.get(key) for each in said}) > 1]

@@ -28,8 +28,8 @@ def recommend(result: Result) -> Recommendation:
     if len(weak) == len(judged):
         needed = pairs_needed(len(judged))
         if plan.seeds >= needed:
-            return Recommendation("no recommendation yet: too many runs are missing to show anything; run them", "--resume")
-        return Recommendation(f"no recommendation yet: {needed} seeds are needed to show anything, and there were {plan.seeds}", f"--seeds {needed}")
+            return Recommendation("not yet: too many runs are missing to show anything; run them", "--resume")
+        return Recommendation(f"not yet: {needed} seeds are needed to show anything, and there were {plan.seeds}", f"--seeds {needed}")
     words = f"stay with {plan.baseline}: nothing is shown to be faster and not worse"
     costly = [arm.arm for arm, verdict in judged if verdict.verdict == "faster but worse"]
     unknown = [arm.arm for arm, verdict in judged if verdict.verdict == "undecided" and verdict.harm != "worse"]

@@ -39,6 +39,6 @@ def test_the_baseline_where_nothing_pays_and_what_else_there_is(answer):
 
 def test_few_seeds_allow_no_advice(tmp_path):
     leave_both(tmp_path, 3)
-    assert recommend(analysed(tmp_path)) == Recommendation("no recommendation yet: too many runs are missing to show anything; run them", "--resume")
+    assert recommend(analysed(tmp_path)) == Recommendation("not yet: too many runs are missing to show anything; run them", "--resume")
     few = analysed(tmp_path, dataclasses.replace(PLAN, seeds=3))
-    assert recommend(few) == Recommendation("no recommendation yet: 6 seeds are needed to show anything, and there were 3", "--seeds 6")
+    assert recommend(few) == Recommendation("not yet: 6 seeds are needed to show anything, and there were 3", "--seeds 6")
