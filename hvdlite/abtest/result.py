@@ -38,6 +38,7 @@ class RunRow:
     started: str
     seconds: float
     metric: float | None
+    """None: none was reported, or it is no finite number; then the run has diverged."""
     steps: int
     step_ms: float | None
     """Median of its blocks."""
@@ -187,7 +188,7 @@ def _run_row(run: Run, plan: Plan, target: float | None, has_diverged: bool) -> 
         problem=record.problem,
         started=record.started,
         seconds=record.seconds,
-        metric=run.metric,
+        metric=run.metric if is_finite(run.metric) else None,
         steps=run.steps,
         step_ms=float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None,
         wire_bytes_per_step=run.wire_bytes_per_step,

@@ -121,6 +121,14 @@ def test_every_arm_and_every_raw_number_is_in_it(answer, html):
 def test_it_is_made_from_what_ab_json_holds(answer, html, tmp_path):
     result.write(answer, tmp_path)
     assert page.render(result.load(tmp_path / "ab.json")) == html
+    leave_both(tmp_path)
+    for path in tmp_path.glob("runs/seed[23].int8/report.jsonl"):
+        path.write_text(path.read_text().replace('{"loss": ', '{"loss": NaN, "was": '))
+    diverged = analysed(tmp_path)
+    assert diverged.arms[1].judged.words == "faster but worse (2 runs diverged)"
+    result.write(diverged, tmp_path)
+    assert page.render(result.load(tmp_path / "ab.json")) == page.render(diverged), "numbers that are not finite are lost in JSON"
+    assert "2 runs that diverged are left out" in page.render(diverged)
 
 
 def test_hosts_and_links_are_named(answer):
