@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..telemetry.reports import parse_stop
 from .plan import Plan
 from .result import ArmResult, Result
 from .statistics import Interval
@@ -66,6 +67,28 @@ def sentences(arm: ArmResult, result: Result) -> list[str]:
         compared = f"{fewer:.3g} times fewer than {plan.baseline}" if fewer > 1 else f"{1 / fewer:.3g} times as many as {plan.baseline}"
         said.append(f"Rank 0 sends {in_bytes(arm.wire_bytes_per_step)} a step, {compared}.")
     return said
+
+
+def baseline(result: Result) -> str:
+    """What the arms were compared with."""
+    arm, metric = result.arms[0], result.plan.metric
+    parts = []
+    if arm.metric_mean is not None:
+        parts.append(f"{metric} {typeset(arm.metric_mean, '.5g')}" + (f" ± {typeset(arm.metric_sd, '.2g')}" if arm.metric_sd is not None else ""))
+    if arm.step_ms is not None:
+        parts.append(f"{arm.step_ms:.2f} ms a step")
+    if arm.wire_bytes_per_step is not None:
+        parts.append(f"{in_bytes(arm.wire_bytes_per_step)} a step from rank 0")
+    return f"The baseline, {arm.arm}: {', '.join(parts) or 'nothing is known'}; {arm.num_good} of {arm.num_planned} runs. {_ends(result.plan)}"
+
+
+def _ends(plan: Plan) -> str:
+    stop = parse_stop(plan.stop_at)
+    if stop is None:
+        return "Every run ended by itself."
+    if stop.name:
+        return f"Every run ended when {stop.name} was {typeset(stop.value, 'g')}, or by itself."
+    return f"Every run ended at step {stop.value:g}." if stop.kind == "steps" else f"Every run ended after {stop.value:g} min."
 
 
 def rule(result: Result) -> str:

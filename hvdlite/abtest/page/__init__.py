@@ -13,7 +13,7 @@ from ..files import write_whole
 from ..plan import Plan
 from ..recommendation import recommend
 from ..result import Result
-from ..words import missing, rule, sentences, where
+from ..words import baseline, missing, rule, sentences, where
 from . import tables
 from .figures import draw
 
@@ -39,6 +39,7 @@ def render(result: Result) -> str:
         looks=_LOOKS,
         advice=recommend(result),
         said={arm.arm: sentences(arm, result) for arm in result.arms},
+        baseline=baseline(result),
         rule=rule(result),
         missing=missing(result),
         sections=draw(result),

@@ -103,6 +103,9 @@ def test_the_answer_comes_first_in_words(html):
     assert places == sorted(places)
     assert re.search(r"A step takes [34]\d\.\d % less time than with none \(ratio 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]\)\.", said)
     assert "Rank 0 sends 250 B a step, 4 times fewer than none." in said
+    assert re.search(
+        r"The baseline, none: loss 0\.1\d* ± 0\.\d+, (9|10)\.\d\d ms a step, 1 kB a step from rank 0; 6 of 6 runs\. Every run ended by itself\.", said
+    )
 
 
 def test_every_arm_and_every_raw_number_is_in_it(answer, html):
