@@ -78,7 +78,7 @@ class World:
         Raises:
             ProcessSetError: the set is not registered.
         """
-        if process_set is not None and process_set.process_set_id is not None and not process_set.included():
+        if getattr(process_set, "process_set_id", None) is not None and not process_set.included():
             return None
         channel = self.channel(process_set)
         return channel if channel.topology.size > 1 else None
