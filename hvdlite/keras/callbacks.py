@@ -26,7 +26,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     Args:
         root_rank: whose variables count.
         device: ignored.
-        local_variables: not supported; only None.
+        local_variables: variables of the model that each rank keeps to itself. Register those that are trained with the optimizer, too.
     Raises:
         SettingError: in ``fit``: the optimizer exchanges nothing.
         MismatchError: in ``fit``: the ranks have different models or numbers of batches.
@@ -34,9 +34,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
         super().__init__()
-        if local_variables:
-            raise SettingError(f"local_variables={local_variables!r}; this version of hvdlite shares all variables; leave it out")
-        self.root_rank = root_rank
+        self.root_rank, self._local_variables = root_rank, list(local_variables or ())
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep this variable to this rank."""
+        self._local_variables.append(var)
 
     def set_model(self, model: Any) -> None:
         """``fit`` calls it before it compiles the step."""
@@ -49,7 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             check_distributed(self.model)
             build_optimizer(self.model)
             check_steps(self.params)
-            begin_together(self.model, self.root_rank)
+            begin_together(self.model, self.root_rank, self._local_variables)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
