@@ -63,7 +63,9 @@ class Exchange(ABC):
             compressor.check({p.name: p.shape for p in self._parameters})
             world.remark_on(compressor.spec)
         self._order: list[str] = []
-        self._has_started = False
+        self._has_started = self._has_compared = self._was_late = False
+        self.is_late = False
+        """The weights are compared after the first exchange: by the next :meth:`start`."""
         self._sums: list[Array | None] = [None] * len(self.variables)
         self._passes_done = 0
         self._state_handle: Handle | None = None
@@ -110,21 +112,25 @@ class Exchange(ABC):
     # --- on arrays ---
 
     def start(self, weights: Callable[[], Iterable[Array]]) -> None:
-        """Once, before the first exchange: the ranks train the same variables, from the same values, in the same order of buckets.
+        """Before the first exchange: the ranks train the same variables, from the same values, in the same order of buckets.
 
         Raises:
             MismatchError: names, shapes or dtypes differ.
             SettingError: the values differ.
         """
-        if self._has_started:
-            return
-        self._has_started = True
+        if not self._has_started:
+            self._has_started, self._was_late = True, self.is_late
+            self._compare_variables()
+        if not self._has_compared and not self.is_late:
+            self._has_compared = True
+            check_start(zip(self._names, weights(), strict=True), REMEDY, is_first=not self._was_late)
+
+    def _compare_variables(self) -> None:
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
         everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables")
         problem = first_difference([theirs for theirs, _ in everyone])
         if problem:
             raise MismatchError(problem)
-        check_start(zip(self._names, weights(), strict=True), REMEDY)
         if everyone[0][1]:
             self.lay_out_as(everyone[0][1])
 

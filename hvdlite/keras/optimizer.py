@@ -24,6 +24,8 @@ class Link:
     scale_local: bool = True
     local: dict[int, Any] = field(default_factory=dict)
     """Variables that each rank keeps to itself, by id."""
+    is_late: bool = False
+    """Weights become equal after the first step only."""
     exchange: Exchange | None = None
     loaded: Mapping[str, Any] | None = None
     """The state of an earlier run, until there is an exchange to take it."""
@@ -329,6 +331,7 @@ def exchange_of(optimizer: Any) -> Exchange:
     shared = [v for v in inner._trainable_variables if id(v) not in link.local]
     if link.exchange is None or [id(v) for v in link.exchange.variables] != [id(v) for v in shared]:
         link.exchange = exchange_class()(shared, link.options)
+        link.exchange.is_late, link.is_late = link.is_late, False
         if link.loaded is not None:
             link.exchange.load_state_dict(link.loaded)
             link.loaded = None
