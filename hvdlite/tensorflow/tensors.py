@@ -62,7 +62,7 @@ def apart(function: Callable[[Any], list[Array]], argument: tf.Tensor, dtypes: S
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
-    pipeline = tf.data.Dataset.from_tensors(argument).map(lambda a: tf.numpy_function(function, [a], dtypes), deterministic=True)
+    pipeline = tf.data.Dataset.from_tensors(argument).map(lambda a: tf.numpy_function(function, [a], dtypes))
     return list(pipeline.with_options(options).get_single_element())
 
 

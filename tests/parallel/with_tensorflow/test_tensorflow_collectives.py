@@ -140,8 +140,28 @@ def test_slices_are_gathered_and_mean_the_same_as_dense(run_as, rank, size):
         sparse, dense = run_as(step)(op)
         np.testing.assert_allclose(sparse, dense, rtol=1e-6)
         assert size == 1 or np.any(dense)
-    with pytest.raises(ValueError, match="op=Max"):
-        hvd.allreduce(tf.IndexedSlices(values(0, (1, 3)), tf.constant([0])), op=hvd.Max)
+    slices = tf.IndexedSlices(values(0, (1, 3)), tf.constant([0]))
+    with pytest.raises(NotImplementedError, match="op=Max"):
+        hvd.allreduce(slices, op=hvd.Max)
+    with pytest.raises(NotImplementedError, match=r"prescale_factor=0\.5"):
+        hvd.grouped_allreduce([tf.ones(2), slices], prescale_factor=0.5)
+
+
+def test_a_group_may_mix_slices_with_tensors(run_as, rank, size):
+    """Every member keeps its own shape, also where the group's slices belong to tables of other sizes; and whole numbers are not rounded."""
+    shapes = [(6, 2), (9, 3)]
+
+    def step():
+        slices = [tf.IndexedSlices(tf.ones((1, width), tf.int32) * (rank + 1), [rank], tf.constant([rows, width])) for rows, width in shapes]
+        return hvd.grouped_allreduce([slices[0], tf.fill((4,), float(rank)), slices[1]])
+
+    first, dense, second = run_as(step)()
+    np.testing.assert_allclose(dense, np.full(4, (size - 1) / 2))
+    for found, shape in zip((first, second), shapes, strict=True):
+        assert tuple(found.dense_shape) == shape
+        expected = np.zeros(shape)
+        expected[:size] = (np.arange(size) + 1)[:, None] / size
+        np.testing.assert_allclose(tf.convert_to_tensor(found), expected)
 
 
 def test_variables_of_the_root_overwrite_the_others(run_as, rank, size):

@@ -100,6 +100,7 @@ def test_the_optimizer_may_exchange_instead_of_the_tape(run_as, passes, rank, si
 VARIANTS = {
     "predivide": {"gradient_predivide_factor": 4.0},
     "groups": {"groups": 3},
+    "groups, predivide": {"groups": 2, "gradient_predivide_factor": 4.0},
     "groups of lists": {"groups": lambda model: [model.trainable_variables[:2], [model.trainable_variables[4]]]},
     "sum": {"op": hvd.Sum},
 }
