@@ -57,6 +57,10 @@ class Handle:
             raise self._error
         return self._result
 
+    def settle(self) -> None:
+        """Return when :meth:`wait` would return at once, whatever came of it."""
+        self._event.wait()
+
     def deliver(self, result: Any) -> None:
         """Fulfil the promise."""
         self._result = result

@@ -414,6 +414,65 @@ def test_shard_deals_every_row_once(rank, size):
         assert sorted(chain(*elements)) == list(range(23 // size * size))
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("scales", [True, False])
+def test_layers_that_each_rank_keeps_to_itself(scales, passes, rank, size):
+    """The first layer follows this rank's gradients, the others those of all."""
+    x, y = batches(3 * passes, size)
+    model = build()
+    own = model.layers[0]
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.05), local_layers=own, scale_local_gradients=scales, backward_passes_per_step=passes, average_aggregated_gradients=True
+    )
+    model.compile(optimizer, "mse")
+    start = [values(v) for v in own.variables]
+    own_before = values(own.kernel) + rank
+    own.kernel.assign(own_before)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=own.variables)
+    fit(model, rows(x[:passes], rank), rows(y[:passes], rank), callbacks=[callback])
+    moved = values(own.kernel) - own_before
+    twin = build()
+    twin.layers[0].kernel.assign(own_before)
+    twin.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=passes if passes > 1 else None), "mse")
+    fit(twin, rows(x[:passes], rank), rows(y[:passes], rank))
+    alone = values(twin.layers[0].kernel) - own_before
+    np.testing.assert_allclose(moved, alone / (size if scales else 1), atol=1e-6)
+    assert np.abs(alone).max() > 1e-4
+    assert len(start) == 2
+    shared = np.concatenate([values(v).ravel() for layer in model.layers[1:] for v in layer.variables])
+    assert len(set(hvd.allgather_object(shared.tobytes()))) == 1
+    with pytest.raises(ValueError, match="local_layers="):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=["first"])
+
+
+def test_a_model_that_its_first_step_builds_is_broadcast_after_it(rank, size):
+    """As in Horovod's examples: what the ranks did in the first step does not count."""
+    x, y = batches(3, size)
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), "mse")
+    fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(size - 1)])
+    assert_equal_everywhere(model)
+    bare = keras.Sequential([keras.layers.Dense(1)])
+    bare.compile("sgd", "mse")
+    if size > 1:
+        with pytest.raises(hvdlite.SettingError, match="exchanges no gradients"):
+            fit(bare, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+if BACKEND == "tensorflow":
+
+    def test_tensorflows_own_variables_are_trained(rank, size):
+        import tensorflow as tf
+
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        first, second = tf.Variable([1.0, 2.0], name="first"), tf.Variable(3.0)
+        optimizer.apply_gradients([(tf.constant([1.0, 2.0]) * (rank + 1), first), (tf.constant(1.0), second)])
+        mean = (size + 1) / 2
+        np.testing.assert_allclose(first, [1.0 - mean, 2.0 - 2.0 * mean])
+        np.testing.assert_allclose(second, 2.0)
+
+
 def test_values_and_tensors_are_combined(rank, size):
     ones = keras.ops.ones((2,)) * (rank + 1)
     total = hvd.allreduce(ones, average=False)
@@ -421,6 +480,8 @@ def test_values_and_tensors_are_combined(rank, size):
     np.testing.assert_allclose(keras.ops.convert_to_numpy(total), size * (size + 1) / 2)
     assert float(hvd.allreduce(rank)) == pytest.approx(sum(range(size)) // size)
     assert hvd.allgather(np.full((rank + 1, 1), rank)).ravel().tolist() == [r for r in range(size) for _ in range(r + 1)]
+    share = hvd.reducescatter(np.arange(2.0 * size) * (rank + 1), op=hvd.Sum)
+    np.testing.assert_allclose(share, np.array([2 * rank, 2 * rank + 1]) * (size * (size + 1) / 2))
     assert float(hvd.broadcast(keras.ops.convert_to_tensor(float(rank)), size - 1)) == size - 1
     with pytest.raises(hvdlite.SettingError, match="Keras 3 knows no global variables"):
         hvd.broadcast_global_variables(0)

@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import Array, Average, ProcessSet, SettingError, Sum, global_process_set
 
 from ..tensors import plain_python
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 from .reduction import reduced
 
 
@@ -39,8 +39,8 @@ def grouped_allgather(
     name = traced_name(name, "grouped_allgather", process_set)
     place = hvdlite.world().channel(process_set).topology.rank
 
-    def communicate(*arrays: Array) -> list[Array]:
-        found = hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name, process_set=process_set).wait()
+    def communicate(*arrays: Array) -> Call:
+        found = yield hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name, process_set=process_set)
         return [whole for whole, _ in found] + [np.array([sum(lengths[:place]), lengths[place]], np.int64) for _, lengths in found]
 
     def gather(*given: tf.Tensor) -> Any:
@@ -63,8 +63,9 @@ def gather_rows(vector: tf.Tensor, process_set: ProcessSet = global_process_set)
     name, topology = traced_name(None, "rows", process_set), hvdlite.world().channel(process_set).topology
     shape = tf.TensorShape([topology.size, *vector.shape])
 
-    def communicate(array: Array) -> list[Array]:
-        return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set).wait()[0]]
+    def communicate(array: Array) -> Call:
+        rows, _ = yield hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set)
+        return [rows]
 
     def gather(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
