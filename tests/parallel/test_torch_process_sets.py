@@ -63,7 +63,7 @@ def test_a_set_equals_one_process_with_all_its_batches(low, rank):
 
 @pytest.mark.parametrize("compression", names())
 def test_which_ranks_form_a_set_makes_no_difference(low, high, rank, compression):
-    """Two sets of one size, each rank at another place in them: the same bits, and the same state of the compressor at the same place."""
+    """Two sets of one size on one machine, each rank at another place in them: the same bits, and the same state of the compressor at a place."""
     found = {}
     for s in (low, high):
         if s.included():
