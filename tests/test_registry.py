@@ -180,6 +180,6 @@ def test_a_set_leaves_the_number_of_slots_in_the_metrics_alone(sets):
 def test_a_set_that_comes_while_its_rank_stops_is_left_as_well(sets):
     s = sets(2)
     handles = s.order(lambda name, r: AddSet(name, (0,), s.engines[r].sets))
-    assert s.world.stop() == [True, True]
+    assert None not in s.world.stop()  # whether together or one after the other
     for handle in handles:
         assert handle.done()
