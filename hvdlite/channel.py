@@ -314,7 +314,8 @@ class Channel:
         assert 0 < num_slots <= len(self._lanes)
         self._slots_in_use = num_slots
         self._next_lane = 0
-        self._common.metrics.slots = num_slots
+        if not self.members.set_id:
+            self._common.metrics.slots = num_slots
 
     def _advance(self) -> bool:
         moved = False
@@ -333,7 +334,7 @@ class Channel:
     def _begin(self, lane: int, group: list[Submission], wide: bool, turn: int) -> Running:
         operation = group[0].operation
         self.transport.prepare(lane, wide, turn)
-        self._common.last.write(operation.kind, group[0].name)
+        self._common.last.write(operation.kind, self._label(group[0]))
         if timeline := self._common.timeline:
             for submission in group:
                 timeline.run(submission.operation.kind, self._label(submission))
@@ -357,7 +358,7 @@ class Channel:
                 timeline.end(self._label(submission))
 
     def _label(self, submission: Submission) -> str:
-        """What the timeline calls it: names are unique in a set only."""
+        """What the timeline and reports call it: names are unique in a set only."""
         return submission.name + self.members.where
 
     # --- trouble ---

@@ -145,6 +145,7 @@ def _kind(kind: type) -> str:
 
 HOROVOD_PREFIX = "HOROVOD_"
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+_ALWAYS_ON = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _AS_WRITTEN_HERE = {  # values that Horovod knows and we write differently; "" leaves the default
     "HOROVOD_LOG_LEVEL": {"TRACE": "DEBUG", "FATAL": "ERROR"},
     "HOROVOD_TIMELINE": {"DYNAMIC": ""},  # start_timeline() may come at any time here
@@ -173,7 +174,7 @@ def as_written_here(variable: str, written: str) -> str:
 def ignored_horovod_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Those of Horovod's variables that are set and mean nothing here."""
     environ = os.environ if environ is None else environ
-    known = {_STALL_CHECK_DISABLE, *(f.metadata["horovod"] for f in fields())}
+    known = {_STALL_CHECK_DISABLE, _ALWAYS_ON, *(f.metadata["horovod"] for f in fields())}
     return sorted(name for name in environ if name.startswith(HOROVOD_PREFIX) and name not in known)
 
 

@@ -111,7 +111,7 @@ def test_what_is_wrong_in_horovods_variable_is_said_of_it():
 
 
 def test_horovods_other_variables_are_named():
-    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "a", "PATH": "p"}
+    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "a", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "PATH": "p"}
     assert settings.ignored_horovod_variables(environ) == ["HOROVOD_AUTOTUNE", "HOROVOD_CYCLE_TIME"]
 
 
