@@ -43,6 +43,8 @@ class World:
     remarked: set[str] = field(default_factory=set)
     kept: dict[Hashable, Any] = field(default_factory=dict)
     """What adapters keep between two calls that have no object in common; each under keys of its own."""
+    comm: Any = None
+    """The communicator that the user gave."""
 
     @property
     def topology(self) -> Topology:
@@ -108,7 +110,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         seed_everything(settings.seed, rank)
     reports = Reports(settings.report_file, stop_at, rank)
     last = LastCollective(settings_module.job_directory(), rank)
-    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, comm=comm)
     atexit.register(shutdown)
     ignored = settings_module.ignored_horovod_variables()
     if ignored and transport.topology.rank == 0:
@@ -133,6 +135,13 @@ def shutdown() -> None:
         world.transport.close()
     elif world.engine.is_broken:
         world.transport.abandon()
+
+
+def reset() -> None:
+    """Leave the job and join it again with the same ranks, each of which calls it: nothing of what was under way, or failed, is left."""
+    comm = world().comm
+    shutdown()
+    init(comm)
 
 
 def is_initialized() -> bool:

@@ -48,7 +48,7 @@ except ModuleNotFoundError as error:
 if not hasattr(_keras, "ops"):
     raise MissingDependencyError(f"Keras {_keras.__version__} is too old; keras>=3 is expected; pip install --upgrade keras")
 
-from . import callbacks
+from . import callbacks, elastic
 from .compression import Compression
 from .data_parallel import DataParallel
 from .optimizer import DistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
@@ -81,6 +81,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "gloo_built",
     "gloo_enabled",
     "init",

@@ -41,6 +41,7 @@ from hvdlite.errors import MissingDependencyError
 if find_spec("tensorflow") is None:
     raise MissingDependencyError("TensorFlow is not installed, and hvdlite.tensorflow stands on it; tensorflow>=2.16 is expected; pip install tensorflow")
 
+from . import elastic
 from .collectives import (
     allgather,
     allreduce,
@@ -92,6 +93,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",

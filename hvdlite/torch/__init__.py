@@ -35,6 +35,7 @@ from hvdlite import (
     stop_timeline,
 )
 
+from . import elastic
 from .collectives import (
     Handle,
     allgather,
@@ -102,6 +103,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
