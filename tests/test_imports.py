@@ -33,18 +33,19 @@ MAY_IMPORT = {
     "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "reporting": {"collectives", "world"},
+    "elastic": {"collectives", "errors", "launch", "settings", "world"},
     "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
     "capabilities": {"transports", "world"},
-    "as_horovod": {"", "as_horovod", "settings", "torch", "tensorflow", "keras"},
+    "as_horovod": {"", "as_horovod", "elastic", "errors", "settings", "torch", "tensorflow", "keras"},
     "agreement": {"arrays", "collectives", "compression", "errors", "world"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "settings"},
     "abtest": {"abtest", "launch", "errors", "settings", "compression", "telemetry", "version"},
     "cli": {"", "cli", "launch", "abtest", "errors", "settings", "compression"},
-    "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "torch": {"", "torch", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "tensorflow": {"", "tensorflow", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "keras": {"", "keras", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
 }
 EXCEPTIONS = {
     "launch.check": {""},  # a program that ranks run, as a user's is
@@ -52,6 +53,7 @@ EXCEPTIONS = {
     "keras._backends.torch": {"torch"},
     "tensorflow.keras": {"keras"},  # another name of it
     "tensorflow.optimizer": {"keras"},  # TensorFlow's optimizers are Keras'
+    "tensorflow.elastic": {"keras"},  # and so are its models
 }
 FOREIGN = {
     "mpi4py": {"transports/mpi.py", "launch/probe.py"},

@@ -93,27 +93,47 @@ class TensorFlowKerasState(KerasState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commit a state after every ``batches_per_commit`` batches, and at the end of epochs."""
+    """Commit a state after every ``batches_per_commit`` batches, and at the end of epochs.
+
+    It does so when all callbacks have seen that end, just before what comes next: wherever it stands in the list, batches and epochs are counted by then.
+    """
 
     def __init__(self, state: State, batches_per_commit: int = 1):
         super().__init__()
         self.state, self.batches_per_commit = state, batches_per_commit
         self.batches_remaining = batches_per_commit
+        self._is_due = False
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Count anew, so that ranks which were there before count as those that were not."""
-        self.batches_remaining = self.batches_per_commit
+        self.batches_remaining, self._is_due = self.batches_per_commit, False
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit, if it is time."""
+        """Count."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
-            self.batches_remaining = self.batches_per_commit
-            self.state.commit()
+            self.batches_remaining, self._is_due = self.batches_per_commit, True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit."""
-        self.state.commit()
+        """It is time."""
+        self._is_due = True
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit, if it is time."""
+        self._commit()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit, if it is time."""
+        self._commit()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit, if it is time."""
+        self._commit()
+
+    def _commit(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self.state.commit()
 
 
 class _EndOfEpoch:
@@ -124,7 +144,10 @@ class _EndOfEpoch:
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keep ``state.batch``: the number of the last batch, 0 after an epoch. The first epoch after a reset is shorter by it, where ``fit`` knows its length."""
+    """Keep ``state.batch``: how many batches of the epoch are done. The first epoch after a reset is shorter by it, where ``fit`` knows its length.
+
+    Data must then go on behind them: ``dataset.skip(state.batch)``.
+    """
 
     def __init__(self, state: Any):
         super().__init__()
@@ -138,9 +161,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the batch, and end an epoch of which the rest was processed before."""
-        self.state.batch = self._done + batch
+        self.state.batch = self._done + batch + 1
         steps = self.params.get("steps")
-        if self._done and steps and self.state.batch + 1 >= steps and not self.model.stop_training:
+        if self._done and steps and self.state.batch >= steps and not self.model.stop_training:
             self.model.stop_training = self._end_of_epoch
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:

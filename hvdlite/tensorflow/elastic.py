@@ -97,4 +97,4 @@ class TensorFlowState(ObjectState):
         self.restore()
 
     def _save_variables(self) -> None:
-        self._saved_variables = [np.array(variable) for variable in self.variables]
+        self._saved_variables = [np.array(variable.numpy()) for variable in self.variables]
