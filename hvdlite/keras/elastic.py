@@ -31,7 +31,8 @@ class KerasState(ObjectState):
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
-        self.optimizer = model.optimizer if optimizer is None else optimizer
+        compiled = getattr(model, "optimizer", None)  # Keras has no such attribute before compile()
+        self.optimizer = compiled if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:
             with keras.name_scope(self.optimizer.name, caller=self.optimizer):
                 self.optimizer.build(model.trainable_variables)
@@ -53,7 +54,7 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         """Give every rank the variables and objects of rank 0, and save them."""
         broadcast_model(self.model)
-        if self.optimizer is not None and self.optimizer is not self.model.optimizer:
+        if self.optimizer is not None and self.optimizer is not getattr(self.model, "optimizer", None):
             broadcast_variables(self.optimizer.variables)
         self._save_model()
         super().sync()

@@ -640,6 +640,17 @@ def test_a_model_is_restored_with_its_optimizer(rank):
     np.testing.assert_array_equal(weights(state.model), saved)
 
 
+def test_a_model_that_was_not_compiled_has_a_state_with_its_own_optimizer(rank):
+    model, optimizer = build(rank), keras.optimizers.Adam(0.01 * (rank + 1))
+    state = hvd.elastic.KerasState(model, optimizer, epoch=rank)
+    state.sync()
+    assert_equal_everywhere(model)
+    assert (state.epoch, float(values(optimizer.learning_rate))) == (0, pytest.approx(0.01))
+    other = hvd.elastic.KerasState(build(5), epoch=9)  # no optimizer at all
+    other.restore()
+    assert (other.optimizer, other.epoch) == (None, 9)
+
+
 def test_a_model_that_was_not_built_has_no_state():
     with pytest.raises(ValueError, match="Model must be built first"):
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))

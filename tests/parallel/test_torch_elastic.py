@@ -1,5 +1,7 @@
 """Elastic states on several ranks: what rank 0 has is everybody's, and after a failure all go on together in the same processes."""
 
+import copy
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ import hvdlite.torch as hvd
 
 def build(seed, compression):
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 80), torch.nn.Tanh(), torch.nn.Linear(80, 80), torch.nn.Tanh(), torch.nn.Linear(80, 1))
     return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters(), compression)
 
 
@@ -71,3 +73,27 @@ def test_after_a_mismatch_all_ranks_go_on_as_if_nothing_had_happened(rank, size,
     assert hvdlite.world() is not before
     assert (failures, resets) == ([8], [6])
     assert weights(state) == weights(plain)
+
+
+@pytest.mark.parametrize("compression", ["topk:density=0.1", "powersgd:rank=2"])
+def test_ranks_start_again_from_a_snapshot_with_what_no_compressor_remembers(rank, compression):
+    """Rank 0's residuals and factors are not in it: the other ranks have lost theirs."""
+    before = hvd.elastic.TorchState(*build(0, compression), step=0)
+    before.sync()
+    for _ in range(4):
+        step(before, rank)
+    before.commit()
+    after = hvd.elastic.TorchState(*build(1 + rank, compression), step=0)
+    if rank == 0:
+        after.load_snapshot(before.snapshot())
+    after.sync()
+    assert after.step == 4
+    assert weights(after) == weights(before)
+    fresh = hvd.elastic.TorchState(*build(0, compression), step=4)
+    fresh.model.load_state_dict(before.model.state_dict())
+    fresh.optimizer.load_state_dict({key: value for key, value in copy.deepcopy(before.optimizer.state_dict()).items() if key != "hvdlite"})
+    for state in (before, after, fresh):
+        for _ in range(4):
+            step(state, rank)
+    assert weights(after) == weights(fresh)
+    assert weights(after) != weights(before)
