@@ -169,12 +169,16 @@ class _Running:
         return moved
 
     def _resume(self, answer: Any) -> None:
-        start = time.perf_counter()
+        start, waited, request = time.perf_counter(), self._metrics.waited(), None
+        has_received = self._pending is not None and not isinstance(self._pending, _Known)
         try:
             request = self._program.send(answer)
         except StopIteration as stop:
             self.finished, self.result = True, stop.value
-        else:
+        if self._lane != CONTROL:
+            is_decoding = has_received and (request is None or isinstance(request, Finish))
+            self._metrics.coded(time.perf_counter() - start, self._metrics.waited() - waited, is_encoding=not is_decoding)
+        if request is not None:
             self._pending = self._begin(request)
         if self._lane != CONTROL:
             self._metrics.codec_ms += (time.perf_counter() - start) * 1e3

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import settings as settings_module
+from .arrays import kernels_built
 from .engine import Engine
 from .errors import ForkedError, NotInitializedError, SettingError, WorldSizeError
 from .seeding import seed_everything
@@ -109,6 +110,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if settings.seed >= 0:
         seed_everything(settings.seed, rank)
     reports = Reports(settings.report_file, stop_at, rank)
+    reports.write_job(_job_facts(settings, transport))
     last = LastCollective(settings_module.job_directory(), rank)
     _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, comm=comm)
     atexit.register(shutdown)
@@ -233,6 +235,19 @@ def stop_timeline() -> None:
         NotInitializedError: before :func:`init`.
     """
     world().follow(None)
+
+
+def _job_facts(settings: Settings, transport: Transport) -> dict[str, str]:
+    """Where this job runs, for whoever reads its reports."""
+    topology = transport.topology
+    return {
+        "ranks": str(topology.size),
+        "nodes": str(topology.cross_size),
+        "transport": type(transport).__module__.rpartition(".")[2],  # the file's name is what users type
+        "MPI": " ".join(getattr(transport, "library", "none").partition(",")[0].split()),
+        "kernels": "compiled" if kernels_built() and settings.kernels != "off" else "numpy",
+        **settings_module.changed_values(settings, but=("compression", "seed", "report_file", "stop_at")),
+    }
 
 
 def _make_transport(settings: Settings, comm: Any) -> Transport:

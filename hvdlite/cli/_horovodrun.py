@@ -13,7 +13,7 @@ import click
 
 from .. import settings
 from ..errors import SettingError
-from ..launch import hosts
+from ..launch import slots as slots_module
 
 _IGNORED_FLAGS = (
     "--disable-cache",
@@ -142,7 +142,7 @@ def _hosts(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         return
     option = parameter.opts[-1]
     text = _text_of(value) if option == "--hostfile" else value.replace(",", "\n")
-    found = hosts.parse(text, 1, value if option == "--hostfile" else option)
+    found = slots_module.parse(text, 1, value if option == "--hostfile" else option)
     check_hosts(found, option)
     ctx.meta[f"{__name__}.slots"] = found
 

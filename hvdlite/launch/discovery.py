@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Protocol
 
 from ..errors import LaunchError, SettingError
-from . import hosts
+from . import slots
 
 INTERVAL_SECONDS = 1.0
 """Between two runs of a discovery script."""
@@ -134,7 +134,7 @@ class ScriptedHosts:
                 f"--host-discovery-script {self._script} ended with code {process.returncode}; 0 is expected, with a host:slots a line printed; "
                 "run it by hand to see why"
             )
-        found = hosts.parse(text, self._slots, f"output of {self._script}")
+        found = slots.parse(text, self._slots, f"output of {self._script}")
         self._check(found)
         return found
 

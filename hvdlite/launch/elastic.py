@@ -17,10 +17,10 @@ from types import FrameType
 from .. import settings
 from . import handover
 from .discovery import INTERVAL_SECONDS, Discovery
-from .hosts import Hosts, assign
 from .job import Job
 from .output import warn
 from .plan import Options, Plan, build, folder, make_job, make_output
+from .slots import KnownHosts, assign
 
 FAILURES_IN_VAIN = 3
 """So many failures in a row, without a commit between them, end the job: it would fail for ever."""
@@ -70,7 +70,7 @@ class _Supervisor:
     def __init__(self, plan: Plan, options: Options, elastic: Elastic, states: Path):
         self._plan, self._options, self._elastic, self._states = plan, options, elastic, states
         self._handover = handover.Handover(states)
-        self._hosts = Hosts(elastic.cooldown_seconds)
+        self._hosts = KnownHosts(elastic.cooldown_seconds)
         self._running: tuple[str, ...] = ()  # the host of each rank
         self._announced: tuple[str, ...] | None = None  # what the ranks know is to come
         self._resets = 0

@@ -1,98 +1,179 @@
-"""Which hosts an elastic job may use, and how many ranks run on each. Pure: who asks, passes the time."""
+"""Several hosts on one machine: network namespaces joined by a switch, each link shaped to a rate and a delay.
+
+Linux' own commands do it (``unshare`` and ``nsenter`` of util-linux, ``ip`` and ``tc`` of iproute2), since MPI's launchers need a command to enter a host
+anyway. The namespaces have no names: a process holds each of them, which ends when its pipe to us does. So the kernel removes them, however we end, and jobs
+beside each other do not meet.
+"""
 
 from __future__ import annotations
 
-import random
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
 
-from ..errors import SettingError
+from ..errors import LaunchError
+from ..link import Link
 
-_SHORTEST_COOLDOWN, _LONGEST_COOLDOWN = 1, 3600  # seconds
-_LINE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(\d+)|\s+slots=(\d+))?")
+INTERFACE = "e0"
+"""A host's one interface, beside its own loopback."""
+_SUBNET = "10.78.0"
+_MAX_HOSTS = 250
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+_BURST_SECONDS, _LEAST_BURST_BYTES = 1e-3, 16 << 10  # what a link may send at once after a pause: little, or small payloads would cost nothing
+_QUEUE_MS = 50  # of a switch's port; more is dropped
+_QUEUE_PACKETS = 100_000  # in delay: more than any link here holds
+_SECONDS = 20.0
 
 
-@dataclass
-class _Host:
-    slots: int
-    failures: int = 0
-    barred_until: float | None = None  # None: it is not on the blacklist
+def why_not() -> str | None:
+    """What keeps this machine from having hosts, and what to do; None if nothing does, as far as one can tell without trying."""
+    if not sys.platform.startswith("linux"):
+        return f"{sys.platform} has no network namespaces; Linux is expected; run it there, or on the real network without --link"
+    if os.geteuid() != 0:
+        return "network namespaces need root; a root shell or container is expected; run it with sudo -E, or on the real network without --link"
+    missing = sorted(tool for tool in _TOOLS if shutil.which(tool) is None)
+    if missing:
+        packages = " ".join(sorted({_TOOLS[tool] for tool in missing}))
+        return f"{' and '.join(missing)} not found; Linux' network tools are expected on PATH; run apt-get install {packages}"
+    return None
 
 
 class Hosts:
-    """The hosts that are there, the oldest first, less those on the blacklist.
+    """``count`` hosts, for the length of a ``with`` block.
 
-    A host on which a rank fails is put on the blacklist, for good or for a time that doubles with each failure. The only host of a job never is: there the
-    ranks are started again, and it is up to the caller to see that it is not in vain.
-    """
-
-    def __init__(self, cooldown_seconds: tuple[float, float] | None = None):
-        if cooldown_seconds is not None:
-            low, high = cooldown_seconds
-            if not _SHORTEST_COOLDOWN <= low <= high <= _LONGEST_COOLDOWN:
-                raise SettingError(
-                    f"--blacklist-cooldown-range {low:g} {high:g} cannot be used; a shortest and a longest time from {_SHORTEST_COOLDOWN} to "
-                    f"{_LONGEST_COOLDOWN} seconds are expected; write e.g. --blacklist-cooldown-range 10 100"
-                )
-        self._cooldown = cooldown_seconds
-        self._hosts: dict[str, _Host] = {}  # those that are there
-        self._seen: dict[str, _Host] = {}  # ever: who is on the blacklist stays there, also after going and coming
-
-    def found(self, slots: Mapping[str, int]) -> None:
-        """These hosts are there now, with so many slots. Those that were there before keep their place."""
-        kept = [name for name in self._hosts if name in slots]
-        self._hosts = {name: self._seen.setdefault(name, _Host(0)) for name in [*kept, *slots]}
-        for name, host in self._hosts.items():
-            host.slots = slots[name]
-
-    def failed(self, name: str, now: float) -> bool:
-        """A rank failed there; whether the host is on the blacklist from now on."""
-        host = self._hosts.get(name)
-        if host is None or len(self._hosts) == 1:
-            return False
-        host.failures += 1
-        if self._cooldown is None:
-            host.barred_until = float("inf")
-        else:
-            low, high = self._cooldown
-            host.barred_until = now + min(high, low * 2.0 ** (host.failures - 1) + random.uniform(0, low))
-        return True
-
-    def available(self, now: float) -> dict[str, int]:
-        """Slots by host, blacklisted ones left out."""
-        for host in self._hosts.values():
-            if host.barred_until is not None and host.barred_until <= now:
-                host.barred_until = None
-        return {name: host.slots for name, host in self._hosts.items() if host.barred_until is None and host.slots}
-
-    def are_barred_for_good(self) -> bool:
-        """Whether every host there is failed, and none will be let in again."""
-        return bool(self._hosts) and all(host.barred_until == float("inf") for host in self._hosts.values())
-
-
-def assign(slots: Mapping[str, int], most: int | None) -> tuple[str, ...]:
-    """The host of each rank: all slots in the order of hosts, at most so many."""
-    ranks = [name for name, number in slots.items() for _ in range(number)]
-    return tuple(ranks[:most])
-
-
-def parse(text: str, default_slots: int | None, origin: str) -> dict[str, int]:
-    """Hosts and slots, one a line: ``host:4``, ``host slots=4`` or ``host``; a ``#`` begins a comment.
-
+    Args:
+        count: number of hosts, at most 250.
+        link: what joins each of them to the switch, alike in both directions; None: as fast as the machine is.
     Raises:
-        SettingError: a line is none of these, or gives no slots where there is no default.
+        LaunchError: this machine cannot have them; the message says what to do.
     """
-    found: dict[str, int] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.partition("#")[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise SettingError(f"{origin}, line {number}: {line!r} names no host; e.g. localhost:2 is expected; correct it")
-        given = match[2] or match[3]
-        if given is None and default_slots is None:
-            raise SettingError(f"{origin}, line {number}: {line!r} gives no number of slots; e.g. {match[1]}:2 is expected; add it, or give --slots-per-host 2")
-        found[match[1]] = found.get(match[1], 0) + (int(given) if given is not None else default_slots or 0)
-    return found
+
+    def __init__(self, count: int, link: Link | None):
+        if not 1 <= count <= _MAX_HOSTS:
+            raise LaunchError(f"{count} hosts cannot be made; 1 to {_MAX_HOSTS} are expected; choose another number")
+        self.count, self.link = count, link
+        self.names = [f"hvdhost{i}" for i in range(count)]
+        self.addresses = [f"{_SUBNET}.{i + 1}" for i in range(count)]
+        self._holders: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Hosts:
+        reason = why_not()
+        if reason:
+            raise LaunchError(reason)
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._remove()
+
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs ``command`` on a host."""
+        return [*_entering(self._hosts[host].pid), *command]
+
+    def sent_bytes(self, host: int) -> int:
+        """What a host has sent so far, by the kernel's own counter of its interface."""
+        return transmitted_bytes(f"/proc/{self._hosts[host].pid}/net/dev")
+
+    def write_shell(self, path: Path) -> None:
+        """Write what MPI's launchers take for ssh: called with options, an address and a command, it runs the command on that host."""
+        cases = [f"{address}|{name}) p={holder.pid} ;;" for address, name, holder in zip(self.addresses, self.names, self._hosts, strict=True)]
+        unknown = '*) echo "$1 is none of these hosts" >&2; exit 255 ;;'
+        enter = " ".join(_entering("$p"))
+        lines = ["#!/bin/sh", 'while [ "${1#-}" != "$1" ]; do shift; done', 'case "$1" in', *cases, unknown, "esac", "shift", f'exec {enter} sh -c "$*"']
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        path.chmod(0o700)
+
+    @property
+    def _hosts(self) -> list[subprocess.Popen[bytes]]:
+        return self._holders[1:]  # the first one is the switch
+
+    def _make(self) -> None:
+        for name in ("hvdswitch", *self.names):
+            self._hold(name)
+        switch = _entering(self._holders[0].pid)
+        _call([*switch, "ip", "link", "add", "br0", "type", "bridge"])
+        _call([*switch, "ip", "link", "set", "br0", "up"])
+        for i, (holder, address) in enumerate(zip(self._hosts, self.addresses, strict=True)):
+            port, host = f"port{i}", _entering(holder.pid)
+            _call([*switch, "ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", str(holder.pid)])
+            _call([*switch, "ip", "link", "set", port, "master", "br0", "up"])
+            _call([*host, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE])
+            for device in ("lo", INTERFACE):
+                _call([*host, "ip", "link", "set", device, "up"])
+            if self.link is not None:
+                _shape(switch, port, Link(self.link.bits_per_second))
+                _shape(host, INTERFACE, self.link)
+
+    def _hold(self, name: str) -> None:
+        """Start a process in new namespaces, which stays until we close its stdin or end."""
+        script = f"mount -t sysfs sysfs /sys && echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat"  # MPICH finds interfaces in /sys
+        words = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", script]
+        holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if holder.stdout.readline() != b"ready\n":
+            raise _refused(words[:5], holder.stderr.read().decode("utf-8", "replace"))
+
+    def _remove(self) -> None:
+        for holder in reversed(self._holders):
+            for stream in (holder.stdin, holder.stdout, holder.stderr):
+                if stream is not None:
+                    stream.close()
+        for holder in self._holders:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                holder.wait(_SECONDS)
+            holder.kill()
+            holder.wait()
+        self._holders = []
+
+
+def transmitted_bytes(table: str = "/proc/net/dev") -> int:
+    """What :data:`INTERFACE` has sent, by the kernel's own counter; ``table`` is that of a process on the host, by default this one."""
+    for line in Path(table).read_text(encoding="ascii").splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(figures.split()[8])
+    raise LaunchError(f"{table} lists no interface {INTERFACE}; that of a host made by --link is expected; ask on one")
+
+
+def _entering(pid: int | str) -> list[str]:
+    return ["nsenter", f"--target={pid}", "--net", "--uts", "--ipc", "--mount", "--wd", "--"]
+
+
+def _shape(inside: Sequence[str], device: str, link: Link) -> None:
+    where = ["root"]
+    if link.delay_seconds:
+        delay = ["netem", "delay", f"{link.delay_seconds * 1e6:.0f}us", "limit", str(_QUEUE_PACKETS)]
+        _call([*inside, "tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *delay])
+        where = ["parent", "1:1"]
+    burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
+    rate = ["tbf", "rate", f"{link.bits_per_second:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
+    _call([*inside, "tc", "qdisc", "add", "dev", device, *where, *rate])
+
+
+def _call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        raise _refused(command, done.stderr)
+
+
+def _refused(command: Sequence[str], said: str) -> LaunchError:
+    words = " ".join(said.split()) or "no reason given"
+    if "netem" in command:
+        return LaunchError(
+            f"this kernel delays no packets ({words}); its module sch_netem is expected; run modprobe sch_netem, or leave delay= out of the link"
+        )
+    return LaunchError(
+        f"this machine makes no network namespaces with shaped links: {' '.join(command)} says {words!r}; a kernel with veth, bridge and sch_tbf "
+        "and the capabilities SYS_ADMIN and NET_ADMIN are expected; run a container with them (docker run --privileged), or run without --link"
+    )

@@ -146,6 +146,7 @@ def test_our_own_flag_wins(tmp_path):
         (["--max-np", "1"], "-np 2 lies outside --min-np 2 and --max-np 1"),
         (["--min-np", "2", "--blacklist-cooldown-range", "1", "9999"], "--blacklist-cooldown-range 1 9999 cannot be used"),
         (["--min-np", "1", "--elastic-timeout", "soon"], "HVDLITE_ELASTIC_TIMEOUT_SECONDS='soon' is not a number"),
+        (["--min-np", "1", "--link", "1gbit"], "--link makes hosts for one number of ranks"),
         (["--host-discovery-script", "x", "-H", "localhost:2"], "both --host-discovery-script and -H or -hostfile are given"),
         (["--config-file", "c.yaml"], "--config-file c.yaml is not read"),
         (["--fusion-threshold-mb", "much"], "--fusion-threshold-mb much is no number"),

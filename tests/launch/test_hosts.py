@@ -1,90 +1,124 @@
-"""Which hosts an elastic job uses."""
+"""Hosts on shaped links: what runs on them, what the kernel counts there, and that nothing stays behind."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hvdlite import SettingError
-from hvdlite.launch.hosts import Hosts, assign, parse
+from hvdlite.errors import LaunchError, SettingError
+from hvdlite.launch.hosts import Hosts, why_not
+from hvdlite.launch.plan import shares
+from hvdlite.link import Link
 
-SLOTS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 4))
-
-
-@given(SLOTS, st.none() | st.integers(1, 9))
-def test_every_slot_gets_a_rank_up_to_the_limit_in_the_order_of_hosts(slots, most):
-    ranks = assign(slots, most)
-    total = sum(slots.values())
-    assert len(ranks) == (total if most is None else min(most, total))
-    assert all(ranks.count(host) <= number for host, number in slots.items())
-    order = list(slots)
-    assert [order.index(host) for host in ranks] == sorted(order.index(host) for host in ranks)
+ROOT = Path(__file__).resolve().parents[2]
+MBIT = Link(100e6)
 
 
-@given(st.lists(SLOTS, max_size=5))
-def test_hosts_that_stay_keep_their_order_before_new_ones(history):
-    hosts, before = Hosts(), []
-    for slots in history:
-        hosts.found(slots)
-        now = list(hosts._hosts)
-        stayed = [host for host in before if host in slots]
-        assert now[: len(stayed)] == stayed
-        assert set(now) == set(slots)
-        assert hosts.available(0.0) == {host: slots[host] for host in now if slots[host]}
-        before = now
+@pytest.fixture(scope="module")
+def possible():
+    """Skips where there can be no hosts, saying what is missing."""
+    try:
+        with Hosts(1, MBIT):
+            return
+    except LaunchError as error:
+        pytest.skip(str(error))
 
 
-def test_a_host_that_failed_stays_away_also_after_it_was_gone():
-    hosts = Hosts()
-    hosts.found({"a": 1, "b": 2})
-    assert hosts.failed("a", 0.0)
-    assert hosts.available(1e9) == {"b": 2}
-    hosts.found({"b": 2})
-    hosts.found({"a": 1, "b": 2})
-    assert hosts.available(1e9) == {"b": 2}
-    assert not hosts.are_barred_for_good()
-    assert hosts.failed("b", 0.0)
-    assert hosts.are_barred_for_good()
+def start(tmp_path, *words):
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    line = [sys.executable, "-m", "hvdlite", "run", "--no-prefix", *words]
+    return subprocess.Popen(
+        line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def test_the_only_host_stays():
-    hosts = Hosts()
-    hosts.found({"a": 3})
-    assert not hosts.failed("a", 0.0)
-    assert hosts.available(0.0) == {"a": 3}
-    assert not hosts.are_barred_for_good()
+def test_ranks_are_dealt_evenly():
+    assert [shares(4, 2), shares(3, 2), shares(2, 2), shares(5, 3)] == [[2, 2], [2, 1], [1, 1], [2, 2, 1]]
+    for hosts in (0, 3):
+        with pytest.raises(SettingError, match=f"{hosts} hosts for 2 ranks"):
+            shares(2, hosts)
 
 
-@given(st.floats(1, 20), st.floats(1, 10), st.integers(1, 12))
-def test_the_time_on_the_blacklist_doubles_up_to_its_limit(low, factor, failures):
-    high = low * factor
-    hosts = Hosts((low, high))
-    hosts.found({"a": 1, "b": 1})
-    for _ in range(failures):
-        hosts.failed("a", 100.0)
-    shortest = min(high, low * 2 ** (failures - 1))
-    assert "a" not in hosts.available(100.0 + shortest * 0.999)
-    assert not hosts.are_barred_for_good()
-    assert "a" in hosts.available(100.0 + min(high, shortest + low) * 1.001)
+def test_a_link_has_the_rate_that_was_asked_for(possible):
+    sink = "import socket; s = socket.create_server(('', 9)); print(flush=True); c = s.accept()[0]\nwhile c.recv(1 << 16): pass"
+    source = (
+        "import socket, sys, time; c = socket.create_connection((sys.argv[1], 9)); c.sendall(bytes(1 << 20)); began = time.perf_counter()\n"
+        "for _ in range(10): c.sendall(bytes(1 << 20))\nprint(10 * 8 * (1 << 20) / (time.perf_counter() - began))"
+    )
+    with Hosts(2, MBIT) as hosts:
+        before = hosts.sent_bytes(0)
+        with subprocess.Popen(hosts.on(1, [sys.executable, "-c", sink]), stdout=subprocess.PIPE) as receiver:
+            receiver.stdout.readline()
+            done = subprocess.run(hosts.on(0, [sys.executable, "-c", source, hosts.addresses[1]]), capture_output=True, text=True, timeout=30, check=True)
+            receiver.wait(10)
+        assert float(done.stdout) == pytest.approx(100e6, rel=0.15)
+        assert hosts.sent_bytes(0) - before == pytest.approx(11 * (1 << 20), rel=0.05)
 
 
-@pytest.mark.parametrize("wrong", [(0.5, 10), (10, 5), (10, 4000)])
-def test_times_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(SettingError, match="--blacklist-cooldown-range"):
-        Hosts(wrong)
+def test_ranks_run_on_their_hosts_where_the_launcher_was(possible, tmp_path):
+    script = "import os, socket, hvdlite as h; h.init(); t = h.world().topology; print(h.rank(), socket.gethostname(), t.local_size, os.getcwd())"
+    (tmp_path / "where.py").write_text(script)
+    out, err = start(tmp_path, "-np", "3", "--link", "1gbit", "--link-hosts", "2", "where.py").communicate(timeout=60)
+    assert sorted(out.splitlines()) == [f"0 hvdhost0 2 {tmp_path}", f"1 hvdhost0 2 {tmp_path}", f"2 hvdhost1 1 {tmp_path}"], err
 
 
-def test_both_ways_of_writing_hosts_comments_and_blank_lines():
-    text = "# ours\n\nlocalhost:2\r\n127.0.0.1 slots=3  # slow\nnode-1.lan\nlocalhost:1\n"
-    assert parse(text, 4, "x") == {"localhost": 3, "127.0.0.1": 3, "node-1.lan": 4}
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
+def test_nothing_is_left_however_the_launcher_ends(possible, tmp_path, number):
+    script = "import hvdlite, os, time; hvdlite.init(); open(f'up.{hvdlite.rank()}', 'w').close(); time.sleep(60)"
+    (tmp_path / "sleeps.py").write_text(script)
+    job = start(tmp_path, "-np", "2", "--link", "1gbit", "sleeps.py")
+    wait_until(lambda: len(list(tmp_path.glob("up.*"))) == 2, 30)
+    ours = net_namespaces(psutil.Process(job.pid).children(recursive=True)) - net_namespaces([psutil.Process(job.pid)])
+    assert len(ours) == 3, "two hosts and the switch"
+    job.send_signal(number)
+    job.communicate(timeout=20)
+    wait_until(lambda: not ours & net_namespaces(psutil.process_iter()), 10)
 
 
-@pytest.mark.parametrize("line", ["a b c", "-oProxyCommand=x:1", "a:", "a:two", ":3", "a slots=x", "a;b:1"])
-def test_what_is_no_host_is_named_with_its_line(line):
-    with pytest.raises(SettingError) as caught:
-        parse(f"good:1\n{line}\n", 1, "hosts.txt")
-    assert str(caught.value).startswith(f"hosts.txt, line 2: {line!r}")
+def net_namespaces(processes):
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            found.add(os.readlink(f"/proc/{process.pid}/ns/net"))
+    return found
 
 
-def test_slots_must_come_from_somewhere():
-    with pytest.raises(SettingError, match="--slots-per-host"):
-        parse("a", None, "x")
+def wait_until(holds, seconds):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_is_missing_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LaunchError, match=r"need root; .*; run it with sudo"), Hosts(2, MBIT):
+        pass
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "run apt-get install iproute2 mount util-linux" in why_not()
+    for tool in ("ip", "tc", "unshare", "nsenter", "mount"):
+        (tmp_path / tool).write_text("#!/bin/sh\necho unshare failed: Operation not permitted >&2; exit 1\n")
+        (tmp_path / tool).chmod(0o755)
+    assert why_not() is None
+    with pytest.raises(LaunchError, match=r"unshare .* says 'unshare failed: Operation not permitted'; .*docker run --privileged"), Hosts(2, MBIT):
+        pass
+
+
+def test_usage(tmp_path):
+    (tmp_path / "x.py").touch()
+    for words, says in [
+        (["-np", "2", "--link-hosts", "2", "x.py"], "--link-hosts 2 stands alone"),
+        (["-np", "2", "--link", "fast", "x.py"], "link 'fast' cannot be read"),
+        (["-np", "2", "--link", "1gbit", "--link-hosts", "3", "x.py"], "3 hosts for 2 ranks"),
+    ]:
+        job = start(tmp_path, *words)
+        _, err = job.communicate(timeout=30)
+        assert job.returncode == 2, err
+        assert says in err
