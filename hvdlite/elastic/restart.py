@@ -25,13 +25,14 @@ class Restart:
         self._complaint = ""
 
     def begin(self, state: State) -> None:
-        """Rank 0 goes back to what the start before has committed, if it did; from now on its commits are kept."""
-        if self._rank != 0:
-            return
-        saved = self._handover.recall(self._number)
-        if saved is not None:
-            state.load_snapshot(saved)
-        state._keep = self.keep
+        """Rank 0 goes back to what the start before has committed, if it did, and all ranks call what is to follow a reset; from now on commits are kept."""
+        is_again = self._handover.has(self._number)  # on every rank: nobody commits before all have come to the first sync
+        if self._rank == 0:
+            if is_again:
+                state.load_snapshot(self._handover.recall(self._number))
+            state._keep = self.keep
+        if is_again:
+            state.on_reset()
 
     def keep(self, state: State) -> None:
         """Keep what the state has saved last. What cannot be kept costs a warning and not the training: the commit before it stays."""

@@ -44,9 +44,9 @@ def run_fn(func: Callable[..., R], reset: Callable[[], None]) -> Callable[..., R
         restart = next_restart()
         failures = _Failures()
         skip_sync = False
+        if restart is not None:
+            restart.begin(state)
         with Notifications(state):
-            if restart is not None:
-                restart.begin(state)
             while True:
                 try:
                     if not skip_sync:

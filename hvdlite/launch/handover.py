@@ -63,6 +63,10 @@ class Handover:
         except FileNotFoundError:
             return None
 
+    def has(self, number: int) -> bool:
+        """Whether a state of the ``number``-th run was kept."""
+        return self._path(number).exists()
+
     def digest(self) -> bytes:
         """Differs when something else was kept."""
         found = hashlib.blake2b()

@@ -87,6 +87,32 @@ def test_other_hosts_take_the_state_as_it_is(folders, left):
     assert train(fresh(step=0)) == 3
 
 
+def test_callbacks_of_a_reset_come_between_the_committed_state_and_the_sync(folders):
+    """As the learning rate that is scaled with the number of ranks needs it."""
+    log = []
+
+    @run
+    def train(state):
+        log.append(("train", state.rate))
+        state.rate *= 2
+        state.commit()
+
+    def begin():
+        state = fresh(rate=1.0)
+
+        def scale():
+            log.append(("callback", state.rate))
+            state.rate = 10.0
+
+        state.register_reset_callbacks([scale])
+        return state
+
+    train(begin())
+    again()
+    train(begin())
+    assert log == [("train", 1.0), ("callback", 2.0), ("train", 10.0)]
+
+
 def test_each_run_of_a_script_has_a_state_of_its_own(folders):
     @run
     def train(state):
