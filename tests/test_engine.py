@@ -12,11 +12,12 @@ from engines import TwoRounds, reduction, result_of, until
 
 from hvdlite import compression
 from hvdlite.compression import Finish, PieceBytes, Start
-from hvdlite.engine import Engine, Handle
+from hvdlite.engine import Engine
 from hvdlite.errors import EngineError
 from hvdlite.negotiation import Vote
 from hvdlite.operations import AllGatherOperation, BarrierOperation, BroadcastOperation
 from hvdlite.settings import Settings
+from hvdlite.submissions import Handle
 from hvdlite.telemetry.last import LastCollective
 from hvdlite.telemetry.metrics import Metrics
 from hvdlite.transports.local import LocalTransport

@@ -438,7 +438,7 @@ def test_horovods_other_name_is_the_same_module():
         ({"op": hvd.Max}, "Average or Sum is expected"),
         ({"backward_passes_per_step": 0}, "at least 1 is expected"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "splits the division of Average"),
-        ({"process_set": object()}, "only the global set"),
+        ({"process_set": object()}, "a set that is registered is expected"),
         ({"compression": "topp"}, "unknown compressor"),
     ],
 )
