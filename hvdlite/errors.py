@@ -11,6 +11,7 @@
     |- WorldSizeError (RuntimeError)          the launcher says several processes and MPI says one
     |- LaunchError (RuntimeError)             the launcher could not start the job
     |- ForkedError (RuntimeError)             a forked child tried to communicate
+    |- HostsUpdatedInterrupt (RuntimeError)   not a fault: an elastic job is about to get another number of ranks
     `- HorovodInternalError (RuntimeError)    a collective failed; the parent has Horovod's name, so scripts that catch it work
        |- MismatchError                       ranks disagree about a tensor
        |- DuplicateNameError (ValueError)     the name is already in flight on this rank
@@ -61,6 +62,14 @@ class LaunchError(HvdliteError, RuntimeError):
 
 class ForkedError(HvdliteError, RuntimeError):
     """A forked child tried to use its parent's connection."""
+
+
+class HostsUpdatedInterrupt(HvdliteError, RuntimeError):
+    """The set of hosts of an elastic job has changed; ``hvd.elastic.run`` catches it. ``skip_sync``: no rank was added, so all have the state."""
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
 
 
 class HorovodInternalError(HvdliteError, RuntimeError):

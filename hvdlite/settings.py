@@ -60,6 +60,9 @@ class Settings:
     stall_shutdown_seconds: float = setting(
         0.0, "fail a collective after waiting this long; 0 never", at_least=0, horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     )
+    elastic_timeout_seconds: float = setting(
+        600.0, "how long an elastic job waits for its smallest number of ranks", at_least=0, horovod="HOROVOD_ELASTIC_TIMEOUT"
+    )
     check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
     seed: int = setting(-1, "init() seeds random, numpy and the frameworks imported by then, each rank differently; -1: no", at_least=-1, shared=True)
     report_file: str = setting("", "rank 0 appends what hvd.report() is told to this file, as JSON lines", shared=True)
@@ -230,6 +233,12 @@ def job_directory(environ: Mapping[str, str] | None = None) -> str | None:
     """Where hvdliterun and its ranks exchange pids, output and causes of failure; None without hvdliterun."""
     environ = os.environ if environ is None else environ
     return environ.get("HVDLITE_JOB_DIR")
+
+
+def elastic_directory(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where the ranks of an elastic job keep what they commit; None in other jobs."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HVDLITE_ELASTIC_DIR")
 
 
 def as_horovod(environ: Mapping[str, str] | None = None) -> bool:

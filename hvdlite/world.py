@@ -156,6 +156,13 @@ def shutdown() -> None:
         world.transport.abandon()
 
 
+def reset() -> None:
+    """Leave the job and join it again with the same ranks, each of which calls it: nothing of what was under way, or failed, is left."""
+    comm = world().comm
+    shutdown()
+    init(comm)
+
+
 def is_initialized() -> bool:
     """Whether init() was called and shutdown() was not."""
     return _world is not None

@@ -62,18 +62,19 @@ MAY_IMPORT = {
     "process_sets": {"errors", "operations", "orders", "transports", "world"},
     "collectives": {"arrays", "channel", "compression", "errors", "operations", "process_sets", "submissions", "world"},
     "reporting": {"collectives", "world"},
+    "elastic": {"collectives", "errors", "launch", "settings", "world"},
     "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
     "capabilities": {"transports", "world"},
-    "as_horovod": {"", "as_horovod", "settings", "torch", "tensorflow", "keras"},
+    "as_horovod": {"", "as_horovod", "elastic", "errors", "settings", "torch", "tensorflow", "keras"},
     "agreement": {"arrays", "collectives", "process_sets", "compression", "errors", "world"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "link", "settings"},
     "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
     "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
-    "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "torch": {"", "torch", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "tensorflow": {"", "tensorflow", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "keras": {"", "keras", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
 }
 EXCEPTIONS = {
     "launch.check": {""},  # a program that ranks run, as a user's is
@@ -81,6 +82,7 @@ EXCEPTIONS = {
     "keras._backends.torch": {"torch"},
     "tensorflow.keras": {"keras"},  # another name of it
     "tensorflow.optimizer": {"keras"},  # TensorFlow's optimizers are Keras'
+    "tensorflow.elastic": {"keras"},  # and so are its models
 }
 DRAWS = "abtest/page/"  # the verb imports it when there is a page to make
 FOREIGN = {

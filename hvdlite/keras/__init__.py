@@ -54,7 +54,7 @@ except ModuleNotFoundError as error:
 if not hasattr(_keras, "ops"):
     raise MissingDependencyError(f"Keras {_keras.__version__} is too old; keras>=3 is expected; pip install --upgrade keras")
 
-from . import callbacks
+from . import callbacks, elastic
 from .compression import Compression
 from .data_parallel import DataParallel
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
@@ -91,6 +91,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

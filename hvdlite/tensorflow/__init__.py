@@ -47,6 +47,7 @@ from hvdlite.errors import MissingDependencyError
 if find_spec("tensorflow") is None:
     raise MissingDependencyError("TensorFlow is not installed, and hvdlite.tensorflow stands on it; tensorflow>=2.16 is expected; pip install tensorflow")
 
+from . import elastic
 from .collectives import (
     allgather,
     allreduce,
@@ -105,6 +106,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

@@ -41,6 +41,7 @@ from hvdlite import (
     stop_timeline,
 )
 
+from . import elastic
 from .collectives import (
     Handle,
     allgather,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

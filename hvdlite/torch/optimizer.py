@@ -205,6 +205,20 @@ class _Distributed(torch.optim.Optimizer):
         if old is not None and old.compressor is not None and self._gradients.compressor is not None:
             self._gradients.compressor.load_state_dict(old.compressor.state_dict())
 
+    def _rejoin(self) -> None:
+        """Exchange with the ranks there are now; what the compressor remembers stays."""
+        old, self._gradients = self._gradients, None
+        self._synchronized = self._by_hand = False
+        if old is not None:
+            old.detach()
+        self._watch()
+        new = self._gradients_now()
+        if old is not None and old.compressor is not None and new is not None and new.compressor is not None:
+            new.compressor.load_state_dict(old.compressor.state_dict())
+
+    def _gradients_now(self) -> Gradients | None:
+        return self._gradients
+
     def _thawed(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [(name, p) for name, p in self._frozen if p.requires_grad]
 
@@ -277,6 +291,12 @@ def DistributedOptimizer(
     )
     _adopt(optimizer, options)
     return optimizer
+
+
+def rejoin(optimizer: torch.optim.Optimizer) -> None:
+    """After :func:`hvdlite.world.reset`: let a distributed optimizer exchange with the ranks there are now, whatever was under way; others stay as they are."""
+    if isinstance(optimizer, _Distributed):
+        optimizer._rejoin()
 
 
 def _adopt(optimizer: torch.optim.Optimizer, options: Options) -> None:

@@ -649,3 +649,107 @@ def test_a_rank_may_have_built_another_model_before(rank, size):
     x, y = batches(2, size)
     fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert_equal_everywhere(model)
+
+
+# --- hvd.elastic --------------------------------------------------------------------------------------------------------------------
+
+EPOCHS, EPOCH_STEPS = 3, 4
+
+
+def elastic_state(seed):
+    model = build(seed)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    return hvd.elastic.KerasState(model, epoch=0, batch=0)
+
+
+class Lose(keras.callbacks.Callback):
+    """Ends ``fit`` at a place in the state, as the loss of a rank does."""
+
+    def __init__(self, state, place):
+        super().__init__()
+        self.state, self.place = state, place
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.state.epoch, self.state.batch) == self.place:
+            raise KeyError("lost")
+
+
+def elastic_fit(state, x, y, place=None):
+    """As Horovod's elastic scripts fit, with its order of callbacks."""
+    first = state.epoch * EPOCH_STEPS + state.batch
+    data = ((x[n % len(x)], y[n % len(x)]) for n in range(first, EPOCHS * EPOCH_STEPS))
+    kinds = (hvd.elastic.CommitStateCallback, hvd.elastic.UpdateBatchStateCallback, hvd.elastic.UpdateEpochStateCallback)
+    callbacks = [hvd.DataParallel(), *(kind(state) for kind in kinds), Lose(state, place)]
+    state.model.fit(data, epochs=EPOCHS - state.epoch, steps_per_epoch=EPOCH_STEPS, verbose=0, shuffle=False, callbacks=callbacks)
+
+
+def test_a_state_goes_on_in_another_process_as_if_it_had_never_stopped(rank, size):
+    """In the second epoch everything is lost but the snapshot: the rest of that epoch is shorter, and in the end the weights are the same bits."""
+    inputs, targets = batches(5, size)
+    x, y = inputs[:, rank], targets[:, rank]
+    whole, part = elastic_state(1), elastic_state(1)
+    elastic_fit(whole, x, y)
+    with pytest.raises(KeyError, match="lost"):
+        elastic_fit(part, x, y, place=(1, 2))
+    carried = hvd.broadcast_object(part.snapshot() if rank == 0 else None)
+    rest = elastic_state(2)
+    if rank == 0:
+        rest.load_snapshot(carried)
+    rest.sync()
+    assert (rest.epoch, rest.batch) == (1, 2)
+    assert int(values(rest.model.optimizer.iterations)) == EPOCH_STEPS + 2
+    elastic_fit(rest, x, y)
+    assert (rest.epoch, rest.batch) == (EPOCHS, 0)
+    assert int(values(rest.model.optimizer.iterations)) == EPOCHS * EPOCH_STEPS
+    np.testing.assert_array_equal(weights(rest.model), weights(whole.model))
+
+
+def test_after_a_failure_fit_goes_on_in_the_same_processes(rank, size):
+    inputs, targets = batches(5, size)
+    x, y = inputs[:, rank], targets[:, rank]
+    whole, state = elastic_state(1), elastic_state(1)
+    elastic_fit(whole, x, y)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append((state.epoch, state.batch))
+        try:
+            elastic_fit(state, x, y, place=(1, 2) if len(calls) == 1 else None)
+        except KeyError as error:
+            raise hvd.HorovodInternalError("a collective has failed") from error
+
+    train(state)
+    assert calls == [(0, 0), (1, 2)]
+    np.testing.assert_array_equal(weights(state.model), weights(whole.model))
+
+
+def test_a_model_is_restored_with_its_optimizer(rank):
+    state = elastic_state(rank)
+    state.sync()
+    assert_equal_everywhere(state.model)
+    saved = weights(state.model)
+    for variable in state.model.variables:
+        variable.assign(np.zeros(variable.shape))
+    state.model.optimizer.learning_rate = 0.5
+    state.epoch = 7
+    state.restore()
+    assert state.epoch == 0
+    assert float(values(state.model.optimizer.learning_rate)) == pytest.approx(0.01)
+    np.testing.assert_array_equal(weights(state.model), saved)
+
+
+def test_a_model_that_was_not_compiled_has_a_state_with_its_own_optimizer(rank):
+    model, optimizer = build(rank), keras.optimizers.Adam(0.01 * (rank + 1))
+    state = hvd.elastic.KerasState(model, optimizer, epoch=rank)
+    state.sync()
+    assert_equal_everywhere(model)
+    assert (state.epoch, float(values(optimizer.learning_rate))) == (0, pytest.approx(0.01))
+    other = hvd.elastic.KerasState(build(5), epoch=9)  # no optimizer at all
+    other.restore()
+    assert (other.optimizer, other.epoch) == (None, 9)
+
+
+def test_a_model_that_was_not_built_has_no_state():
+    with pytest.raises(ValueError, match="Model must be built first"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
