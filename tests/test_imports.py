@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "seeding": set(),
     "world": {"version", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
-    "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
+    "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "telemetry", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "reporting": {"collectives", "world"},
     "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
