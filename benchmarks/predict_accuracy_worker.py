@@ -10,8 +10,8 @@ from _timing import there_and_back
 
 import hvdlite.torch as hvd
 
-WARM_UP_STEPS = 3
-MIN_STEPS = 2
+WARM_UP_STEPS = 2
+MIN_STEPS = 1
 
 
 def timed(training: Training) -> float:

@@ -42,7 +42,25 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "settings"},
     "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
-    "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
+    "predict": {
+        "predict",
+        "abtest",
+        "api",
+        "arrays",
+        "buckets",
+        "compression",
+        "errors",
+        "launch",
+        "link",
+        "negotiation",
+        "operations",
+        "settings",
+        "telemetry",
+        "transports",
+        "tuning",
+        "version",
+    },  # fmt: skip
+    "cli": {"", "cli", "launch", "link", "abtest", "predict", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
     "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
     "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
@@ -162,7 +180,7 @@ def test_all_is_sorted_and_complete(name):
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     reexported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or n.module == "hvdlite") for a in n.names}
     if not hasattr(module, "__all__"):
-        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest"), f"{name} has no __all__"
+        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest", "hvdlite.predict"), f"{name} has no __all__"
         return
     exported = module.__all__
     assert len(set(exported)) == len(exported)

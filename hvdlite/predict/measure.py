@@ -83,7 +83,7 @@ def measure(wanted: Wanted, say: Callable[[str], None], cores: int, launcher: La
         first = ranks[0]
         task = Task(wanted.arms, wanted.num_ranks, first.parameters, first.bucket_bytes)
         (folder / "request.json").write_bytes(msgspec.json.encode(task))
-        say(f"2 of 3: {len(wanted.arms)} compressors on {sum(p[0] != '' for p in first.parameters)} gradients of it, and collectives in memory")
+        say(f"2 of 3: {len(wanted.arms)} compressors on its {len(first.parameters)} gradients, and collectives between the ranks of this machine")
         inside = _probe(wanted, folder, python, launch, "memory", over_network=False)
         (folder / "request.json").write_bytes(msgspec.json.encode(Task()))
         say("3 of 3: collectives as over a network")
@@ -97,7 +97,7 @@ def measure(wanted: Wanted, say: Callable[[str], None], cores: int, launcher: La
         ranks=tuple(ranks),
         layouts=inside[0].layouts,
         played=tuple(inside[0].played),
-        memory=_costs(inside, wanted.size, is_memory=first.local_size == first.size),
+        memory=_costs(inside, wanted.size, is_memory=True) if first.local_size == first.size else None,
         network=_costs(network, wanted.size, is_memory=False),
         polling=median(f.polling for f in network[:1]),
     )

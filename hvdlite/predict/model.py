@@ -9,15 +9,14 @@ from random import Random
 from statistics import fmean, median
 
 from ..telemetry.steps import StepRecord
-from ..transports.mpi import LARGE_BYTES
 from ..transports._messages import PIECE_BYTES, PIECES_AHEAD, WIDE_BYTES_PER_SECOND
+from ..transports.mpi import LARGE_BYTES
 from . import _played
-from .costs import TransportCosts, hops
+from .costs import TransportCosts, hops, sent_bytes
 from .measured import Measured
 from .pipeline import Action, Await, Latency, Machine, Outcome, Segment, Send, Wire, Work, simulate
 from .place import Place
 
-_DRAG_SPREAD = 0.5  # how little is known of it
 _MAX_INTERFERENCE = 3.0
 _HALVINGS = 8
 _SD_PER_MAD = 1.4826
@@ -81,21 +80,21 @@ class StepModel:
 
     # --- the exchanges ---
 
-    def programs(self, cost_factor: float = 1.0) -> list[list[Action]]:
-        """What the communication thread does for each bucket. ``cost_factor``: of the requests' CPU."""
+    def programs(self, luck: Luck) -> list[list[Action]]:
+        """What the communication thread does for each bucket."""
         programs = self.measured.programs(self.arm, self.place.exchanging, in_pieces=self.in_pieces)
-        return [list(self._actions(program, cost_factor)) for program in programs]
+        return [list(self._actions(program, luck)) for program in programs]
 
-    def _actions(self, program: _played.Program, cost_factor: float) -> Iterator[Action]:
+    def _actions(self, program: _played.Program, luck: Luck) -> Iterator[Action]:
         share = 1.0 if self.place.num_hosts == 1 else 1 / self.place.ranks_per_host  # ranks of a host take turns in carrying
         for step in program:
             match step:
                 case _played.Work(seconds):
-                    yield Work(seconds * share)
+                    yield Work(seconds * share * luck.codecs)
                 case _played.Request(kind, size):
-                    yield from self._request(kind, size, None, cost_factor)
+                    yield from self._request(kind, size, None, luck.requests)
                 case _played.Begin(token, kind, size):
-                    yield from self._request(kind, size, token, cost_factor)
+                    yield from self._request(kind, size, token, luck.requests)
                 case _played.End(token):
                     yield Await(token)
 
@@ -124,6 +123,19 @@ class StepModel:
     def _memory(self) -> TransportCosts:
         assert self.measured.memory is not None
         return self.measured.memory
+
+    @property
+    def codec_seconds(self) -> float:
+        """CPU of encoding and decoding all buckets, on one rank."""
+        programs = self.measured.programs(self.arm, self.place.exchanging, in_pieces=self.in_pieces)
+        return sum(step.seconds for program in programs for step in program if isinstance(step, _played.Work))
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one rank of an exchange sends to the others, whether by a network or in memory."""
+        programs = self.measured.programs(self.arm, self.place.exchanging, in_pieces=self.in_pieces)
+        requests = [s for program in programs for s in program if isinstance(s, (_played.Request, _played.Begin))]
+        return round(sum(sent_bytes(r.kind, r.nbytes, self.place.exchanging) for r in requests))
 
     # --- the step ---
 
@@ -161,19 +173,39 @@ class StepModel:
 
         return round_seconds, wake_seconds
 
-    def play(self, step: Sequence[StepRecord], random: Random | None = None) -> Outcome:
-        """One step, of the computation of a measured one."""
-        factor = 1.0 if random is None else max(0.5, random.gauss(1.0, self._spread))
-        programs, segments, latencies = self.programs(factor), self.segments(step), self.latencies(random)
+    def play(self, step: Sequence[StepRecord], luck: Luck | None = None) -> Outcome:
+        """One step, of the computation of a measured one; ``luck``: what is not known exactly."""
+        luck = luck or Luck()
+        programs, segments, latencies = self.programs(luck), self.segments(step), self.latencies(luck.random)
         outcome = simulate(segments, programs, self.machine, *latencies)
         if self.wire.burst_bytes:  # what is left of it after a step, and comes back during the next
             outcome = simulate(segments, programs, self.machine, *latencies, burst_left_bytes=outcome.burst_left_bytes)
-        drag = self.calibration.drag_seconds * (1.0 if random is None else max(0.0, random.gauss(1.0, _DRAG_SPREAD)))
-        return replace(outcome, step=outcome.step + drag, exposed=outcome.exposed + drag)
+        return replace(outcome, step=outcome.step + self.drag_seconds * luck.drag, exposed=outcome.exposed + self.drag_seconds * luck.drag)
 
     @property
-    def _spread(self) -> float:
+    def drag_seconds(self) -> float:
+        """What ranks and threads wait for each other: as measured, where a rank has no more cores than it had then; none where each has its own."""
+        has_room = self.machine.cores >= self.machine.threads + 1
+        return 0.0 if has_room and self.measured.cores_per_rank < self.threads + 1 else self.calibration.drag_seconds
+
+    def ceiling(self, step: Sequence[StepRecord]) -> Outcome:
+        """The step if the exchange took nothing but the agreement on it."""
+        return simulate(self.segments(step), [[] for _ in self.measured.layouts[self.arm]], self.machine, *self.latencies(None))
+
+    @property
+    def cost_spread(self) -> float:
+        """Of what requests take: standard deviation over median."""
         return (self.measured.network if self.place.num_hosts > 1 else self._memory).spread
+
+
+@dataclass(frozen=True)
+class Luck:
+    """How far the unknown goes one way in a forecast: factors of the parts, and where single waits are drawn from."""
+
+    requests: float = 1.0
+    codecs: float = 1.0
+    drag: float = 1.0
+    random: Random | None = None
 
 
 def _slowest(step: Sequence[StepRecord], names: Sequence[str]) -> tuple[float, float]:

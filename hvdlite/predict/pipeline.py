@@ -83,7 +83,7 @@ class Machine:
     polling: float = 0.0
     """Share of a core that waiting for messages takes."""
     interference: float = 0.0
-    """How much slower a core computes while the other one communicates: caches and memory are shared."""
+    """How much slower the computation gets for each core that is busy with sending: the system's part of that runs wherever it likes."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class _Simulation:
         working = limit - copying if self._work else 0.0
         polling = 0.0 if self._work or not self._waits else min(machine.polling, limit - copying)
         used = copying + working + polling
-        computing = min(machine.threads, machine.cores - used) / (1 + machine.interference * (copying + working)) if self._needs_core else 0.0
+        computing = min(machine.threads, machine.cores - used) / (1 + machine.interference * copying) if self._needs_core else 0.0
         self._pass(self._next_event(head, rate, working, computing), head, rate, working, computing, used)
 
     @property

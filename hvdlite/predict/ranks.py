@@ -20,7 +20,7 @@ import numpy as np
 from .. import api as hvd
 from ..arrays import Array, numpy_dtype
 from ..buckets import Parameter, plan
-from ..compression import AllGather, AllReduce, AllToAll, Compressor, load
+from ..compression import AllGather, AllReduce, AllToAll, Compressor, ErrorFeedback, load
 from ..negotiation import Signature, Vote
 from ..operations import AllReduceOperation, Average
 from ..operations._base import Operation
@@ -31,6 +31,8 @@ SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 """Bytes, of the requests that are timed."""
 PIECES = (0, 1 << 20)
 """Answers to what pieces an exchange should be in: as over wide connections, and over narrow ones."""
+GATHERED_RANKS = (2, 4, 8, 16, 32, 64)
+"""Numbers of ranks for which every compressor is played whose bytes grow with them."""
 _SECONDS_PER_SIZE = 0.15
 _ROUNDS = 40
 _COLD = 4
@@ -76,7 +78,7 @@ class Found(msgspec.Struct, frozen=True):
 
     samples: list[Sample]
     round_seconds: list[float]
-    """From the submission of an operation that sends nothing to its end: a round of negotiation, while the training thread sleeps."""
+    """From the submission of an operation to its beginning: a round of agreement, while the training thread sleeps."""
     busy_round_seconds: list[float]
     """The same while the training thread computes."""
     layouts: dict[str, tuple[tuple[str, ...], ...]]
@@ -93,6 +95,8 @@ class _Requests(Operation):
     name: str
     make: Callable[[], Any]
     count: int
+    began: float = 0.0
+    """When it was agreed on."""
     kind: ClassVar[str] = "measure"
 
     def __post_init__(self) -> None:
@@ -100,6 +104,7 @@ class _Requests(Operation):
 
     def program(self, vote: Vote) -> Generator[Any, Any, None]:
         """Ask, and ask again."""
+        self.began = time.perf_counter()
         for _ in range(self.count):
             yield self.make()
 
@@ -126,16 +131,21 @@ def _timed(operation: _Requests) -> tuple[float, float]:
 
 
 def _rounds() -> tuple[list[float], list[float]]:
-    quiet = [_timed(_Requests("measure.round", _nothing, 0))[0] for _ in range(_ROUNDS)]
-    a, busy = np.ones((_BUSY_ROWS, _BUSY_ROWS), np.float32), []
-    for _ in range(_ROUNDS):
-        hvd.barrier()
-        start = time.perf_counter()
-        handle = hvd.world().engine.submit(_Requests("measure.round", _nothing, 0))
-        while not handle.done():
-            a @ a
-        busy.append(time.perf_counter() - start)
+    quiet = [_agreement(lambda: None) for _ in range(_ROUNDS)]
+    a = np.ones((_BUSY_ROWS, _BUSY_ROWS), np.float32)
+    busy = [_agreement(lambda: a @ a) for _ in range(_ROUNDS)]
     return quiet[1:], busy[1:]
+
+
+def _agreement(meanwhile: Callable[[], object]) -> float:
+    """From the submission of an operation to its beginning."""
+    hvd.barrier()
+    operation, start = _Requests("measure.round", _nothing, 0), time.perf_counter()
+    handle = hvd.world().engine.submit(operation)
+    while not handle.done() and meanwhile() is not None:
+        pass
+    handle.wait()
+    return operation.began - start
 
 
 def _polling() -> float:
@@ -193,7 +203,7 @@ def _codecs(task: Task, folder: Path) -> tuple[dict[str, tuple[tuple[str, ...], 
         compressor = load(arm)
         buckets = plan(parameters, compressor, task.bucket_bytes)
         layouts[arm] = tuple(tuple(p.name for p in bucket.parameters) for bucket in buckets)
-        for num_ranks in task.num_ranks:
+        for num_ranks in sorted({*task.num_ranks, *(GATHERED_RANKS if is_gathered(compressor) else ())}):
             for piece_bytes in PIECES:
                 hvd.barrier()
                 play = Played(num_ranks, piece_bytes)
@@ -210,6 +220,12 @@ def _codecs(task: Task, folder: Path) -> tuple[dict[str, tuple[tuple[str, ...], 
     return layouts, played
 
 
+def is_gathered(compressor: Compressor) -> bool:
+    """Whether what it sends grows with the number of ranks."""
+    inner = compressor.inner if isinstance(compressor, ErrorFeedback) else compressor
+    return inner.collective == "allgather"
+
+
 def _exchanged(play: Played, number: int, members: tuple[Parameter, ...], compressor: Compressor | None, flat: Array) -> Program:
     layout = [(p.name, p.shape) for p in members]
     return play(AllReduceOperation(f"bucket.{number}", [flat], Average, play.num_ranks, 0, compressor=compressor, layout=layout).program(Vote.ALL))
@@ -224,5 +240,3 @@ def _read(path: Path, parameters: list[Parameter]) -> Iterator[tuple[str, Array]
 
 if __name__ == "__main__":
     main()
-
-

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..errors import SettingError
 
 WARM_UP_STEPS = 4
@@ -55,6 +57,7 @@ class StepTimes:
         self._records: list[StepRecord] = []
         self._current: StepRecord | None = None
         self._zero = (0.0, 0.0)
+        self._began = (0.0, 0.0, 0.0)
         self.is_done = False
 
     def holds_back(self, owner: object) -> bool:
@@ -96,6 +99,8 @@ class StepTimes:
         measured = self._count - WARM_UP_STEPS
         self._current = StepRecord(held=(measured - 1) // BLOCK_STEPS % 2 == 0) if measured > 0 else None
         self._zero = _now()
+        if measured == 1:
+            self._began = (*self._zero, _busy_seconds())
 
     def _since(self) -> tuple[float, float]:
         wall, cpu = _now()
@@ -103,9 +108,10 @@ class StepTimes:
 
     def _write(self, about: Mapping[str, Any]) -> None:
         self.is_done, self._current = True, None
+        usage = [now - then for now, then in zip((*_now(), _busy_seconds()), self._began, strict=True)]
         path = file_of(self._folder, self._rank)
         new = path.with_suffix(".new")
-        new.write_text(json.dumps({**about, "steps": [asdict(r) for r in self._records]}), encoding="utf-8")
+        new.write_text(json.dumps({**about, "usage": usage, "steps": [asdict(r) for r in self._records]}), encoding="utf-8")
         os.replace(new, path)
 
 
@@ -116,3 +122,9 @@ def counting(records: Sequence[StepRecord], *, held: bool) -> list[StepRecord]:
 
 def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
+
+
+def _busy_seconds() -> float:
+    """CPU that everybody on this machine has used, the system included."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
