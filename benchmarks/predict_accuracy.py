@@ -24,6 +24,7 @@ from _jobs import HERE, ONE_THREAD, JobError, run_job
 from _report import STRONG, arguments, environment, keep, logarithmic, panels, short, write
 from hosts import Hosts, why_not
 
+from hvdlite.launch.hosts import burst_bytes
 from hvdlite.link import parse_link
 from hvdlite.predict import measured
 from hvdlite.predict.forecast import Forecast, forecast
@@ -36,7 +37,6 @@ HOSTS = (2, 4)
 UNSHAPED = "none"
 RATES = (UNSHAPED, "10gbit", "1gbit", "100mbit")
 ARMS = ("none", "fp16", "int8", "topk:density=0.01", "powersgd:rank=4")
-BURST_BYTES = 256 << 10  # of the token buckets in hosts.py
 PAYLOAD_SHARE = 1448 / 1514  # a token bucket counts a frame without preamble and gap
 TRIES = 2
 QUIET = 0.05
@@ -64,7 +64,7 @@ class Cell:
         """With an equal share of the cores for each host."""
         link = None if self.rate == UNSHAPED else parse_link(self.rate)
         cores = len(os.sched_getaffinity(0)) / self.hosts
-        return Place(self.hosts, self.hosts, cores, link, BURST_BYTES if link else 0.0, PAYLOAD_SHARE)
+        return Place(self.hosts, self.hosts, cores, link, burst_bytes(link) if link else 0.0, PAYLOAD_SHARE)
 
     def rows(self) -> list[dict[str, Any]]:
         """One an arm."""

@@ -116,8 +116,9 @@ def _audit(path: Path, kept: Path | None, keep: Path | None, steps: int, json_fi
 
     real = result.load(path)
     plan = real.plan
-    link = getattr(plan, "link", "")  # of a comparison over links
-    places = _places(plan.size, (link,) if link else (), None, None, len(os.sched_getaffinity(0)) / plan.size if link else None)
+    link, hosts = getattr(plan, "link", ""), getattr(plan, "hosts", 1)
+    shared = len(os.sched_getaffinity(0)) / hosts  # the hosts that a comparison makes share this machine's cores
+    places = _places(plan.size, (link,), None, hosts, shared) if link else _places(plan.size, (), None, None, None)
     arms = ["none", *(arm for arm in plan.arms if arm != "none")]
     found = measured.load(kept) if kept is not None else _measure(tuple(plan.command_for(0)), plan.size, arms, places, steps)
     if keep is not None:
