@@ -19,6 +19,7 @@ from .place import Place
 
 _MAX_INTERFERENCE = 3.0
 _HALVINGS = 8
+_NO_EFFECT = 0.01
 _SD_PER_MAD = 1.4826
 _SOCKET_BYTES = 4e6
 """What the system takes from a process before it waits, at most."""
@@ -236,7 +237,10 @@ def calibrated(measured: Measured) -> Calibration:
         return [model.play(step) for step in held]
 
     low, high = 0.0, _MAX_INTERFERENCE
-    for _ in range(_HALVINGS):
+    slowed = [median(o.computed for o in played(interference)) for interference in (low, high)]
+    if slowed[1] - slowed[0] < _NO_EFFECT * slowed[0]:  # the exchange begins when all is computed
+        high = low
+    for _ in range(_HALVINGS if high else 0):
         middle = (low + high) / 2
         slower = median(o.computed for o in played(middle)) < computed
         low, high = (middle, high) if slower else (low, middle)

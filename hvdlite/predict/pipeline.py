@@ -272,11 +272,11 @@ class _Simulation:
         while self._computes and self._cpu_left <= _TINY and self._other_left <= _TINY:
             bucket = self._segments[self._segment].bucket
             self._segment += 1
-            if self._computes:
-                segment = self._segments[self._segment]
-                self._cpu_left, self._other_left = segment.cpu_seconds, segment.other_seconds
-            else:
+            following = self._segments[self._segment : self._segment + 1]
+            if not following:
                 self._computed = self._now
+            for segment in following:
+                self._cpu_left, self._other_left = segment.cpu_seconds, segment.other_seconds
             if bucket is not None:
                 self._offered.append(bucket)
         self._agree()

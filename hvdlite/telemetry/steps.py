@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..errors import SettingError
 
 WARM_UP_STEPS = 4
@@ -126,5 +124,7 @@ def _now() -> tuple[float, float]:
 
 def _busy_seconds() -> float:
     """CPU that everybody on this machine has used, the system included."""
+    import psutil  # type: ignore[import-untyped]  # only where a forecast is asked for
+
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
