@@ -120,7 +120,7 @@ def test_the_rest_of_a_measured_step_is_laid_to_waiting():
     step = measured.steps(held=True)[3]
     without = StepModel(measured, place_of(measured), "none").play(step).step
     assert found.interference == pytest.approx(0, abs=0.05)
-    assert 0 <= found.drag_seconds <= 1e-3
+    assert 0 <= found.drag_seconds <= 1.2e-3
     assert without + found.drag_seconds == pytest.approx(COMPUTED * 1.01 + 1e-3, rel=0.02)
 
 

@@ -89,6 +89,19 @@ def test_a_small_message_waits_for_what_lies_in_the_queue_and_for_no_more():
     assert crowded.step == pytest.approx(0.1 + 1, abs=1e-4), "the large one is not delayed by the small one"
 
 
+def test_the_wire_carries_one_request_after_the_other_in_the_agreed_order():
+    """The first is decoded while the second, larger one travels."""
+    segments = [Segment(0.1, 0, 0), Segment(0, 0, 1), Segment(0, 0, None)]
+    found = simulate(segments, [[Send(0, 5e4, 0), Work(0.1)], [Send(0, 1e5, 0)]], ROOM, lambda _: 0.0)
+    assert found.step == pytest.approx(0.1 + 0.15)
+
+
+def test_the_answer_that_is_awaited_is_no_other():
+    program = [Send(0, 1e5, 0, token=1), Send(0, 0, 0.001, takes_turns=False, token=2), Await(1), Work(0.05), Await(2)]
+    found = simulate([Segment(0.1, 0, 0), Segment(0, 0, None)], [program], ROOM, lambda _: 0.0)
+    assert found.step == pytest.approx(0.1 + 0.1 + 0.05)
+
+
 # --- laws ---
 
 seconds = st.floats(0, 0.1).map(lambda s: round(s, 6))
