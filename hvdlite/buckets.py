@@ -26,6 +26,7 @@ from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier
 from .orders import UseSlots
 from .settings import env_name
 from .submissions import Handle
+from .telemetry.steps import StepTimes
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
 
@@ -174,7 +175,10 @@ class GradientBuckets:
             if self._observed is not None:
                 self._observed.append(name)
             full = len(bucket.ready) == len(bucket.plan.parameters)
-        if full:
+        times = self._world.step_times
+        if times is not None:
+            times.ready(self, name)
+        if full and not (times is not None and times.holds_back(self)):
             self._submit(bucket)
 
     def finish(self) -> frozenset[str]:
@@ -185,6 +189,8 @@ class GradientBuckets:
         Raises:
             HorovodInternalError: the first failure, after all buckets came to an end; the next step starts afresh.
         """
+        if self._world.step_times is not None:
+            self._computed(self._world.step_times)
         for bucket in self._buckets:
             if bucket.handle is None:
                 for name in bucket.missing:
@@ -210,7 +216,21 @@ class GradientBuckets:
             self._adopt_order(self._observed)
             self._observed = None
         self._measure()
+        if self._world.step_times is not None:
+            self._world.step_times.ended(self, self._about())
         return absent
+
+    def _computed(self, times: StepTimes) -> None:
+        """The backward pass has ended."""
+        times.computed(self)
+        if times.wants_gradients(self):
+            times.keep_gradients([self.view(name) for name in self._parameters])
+
+    def _about(self) -> dict[str, Any]:
+        """What a forecast must know of the gradients: the parameters in the order in which they lie, and where they travel."""
+        parameters = [(p.name, p.shape, p.dtype, p.group) for p in self._parameters.values()]
+        topology = self._world.topology
+        return {"parameters": parameters, "size": topology.size, "local_size": topology.local_size, "bucket_bytes": self._in_use.bucket_bytes}
 
     def _submit(self, bucket: _Bucket) -> None:
         compressor = self.compressor if bucket.plan.compressed else None

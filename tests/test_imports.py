@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "seeding": set(),
     "world": {"version", "arrays", "channel", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
-    "buckets": {"arrays", "compression", "errors", "operations", "orders", "settings", "submissions", "tuning", "world"},
+    "buckets": {"arrays", "compression", "errors", "operations", "orders", "settings", "submissions", "telemetry", "tuning", "world"},
     "process_sets": {"errors", "operations", "orders", "transports", "world"},
     "collectives": {"arrays", "channel", "compression", "errors", "operations", "process_sets", "submissions", "world"},
     "reporting": {"collectives", "world"},
@@ -71,7 +71,8 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "link", "settings"},
     "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
-    "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
+    "predict": CORE - {"engine", "stalls", "world"} | {"abtest", "api", "launch", "link", "submissions", "version"},
+    "cli": {"", "cli", "launch", "link", "abtest", "predict", "errors", "settings", "compression"},
     "torch": {"", "torch", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
     "tensorflow": {"", "tensorflow", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
     "keras": {"", "keras", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
@@ -197,7 +198,7 @@ def test_all_is_sorted_and_complete(name):
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     reexported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or n.module == "hvdlite") for a in n.names}
     if not hasattr(module, "__all__"):
-        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest"), f"{name} has no __all__"
+        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest", "hvdlite.predict"), f"{name} has no __all__"
         return
     exported = module.__all__
     assert len(set(exported)) == len(exported)

@@ -14,6 +14,7 @@ OTHER = {
     "ranks_per_node": "2,1",
     "check_parameters": "warn",
     "report_file": "r.jsonl",
+    "measure_folder": "measured",
     "stop_at": "steps=3",
     "kernels": "off",
     "log_level": "DEBUG",
