@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import SettingError
+from ..telemetry.reports import parse_stop
 from .files import write_whole
 
 _FILE = "plan.json"
@@ -30,6 +31,9 @@ class Plan:
     """None: see :func:`hvdlite.abtest.verdict.default_margin`."""
     stop_at: str = ""
     metric_regex: str = ""
+    link: str = ""
+    """What joins the hosts that are made for every run; empty: the ranks are on this machine as it is."""
+    hosts: int = 1
 
     @property
     def baseline(self) -> str:
@@ -44,6 +48,22 @@ class Plan:
             turn = [*self.arms[start:], *self.arms[:start]]
             runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
         return runs
+
+    def options(self) -> list[list[str]]:
+        """The options of ``hvdlite ab`` that give this plan, each with its value."""
+        found = [["--arms", ",".join(self.arms)], ["--no-baselines"], ["--seeds", str(self.seeds)], ["-np", str(self.size)], ["--metric", self.metric]]
+        if self.higher_is_better:
+            found.append(["--higher-is-better"])
+        if self.margin is not None:
+            found.append(["--margin", repr(self.margin)])
+        if self.metric_regex:
+            found.append(["--metric-regex", self.metric_regex])
+        if self.link:
+            found += [["--link", self.link], ["--hosts", str(self.hosts)]]
+        stop = parse_stop(self.stop_at)
+        if stop is not None:
+            found.append(["--until", f"{stop.name}={stop.value!r}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"])
+        return found
 
     def command_for(self, seed: int) -> list[str]:
         """The user's command, ``{seed}`` replaced."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
-import os
-import platform
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import msgspec
@@ -19,13 +16,15 @@ from ..errors import SettingError
 from ..telemetry.reports import parse_stop
 from ..version import VERSION
 from .arms import entangled
+from .curves import Curve, curves_of
+from .environment import job, job_differences, machine
 from .files import write_whole
 from .plan import SEED, Plan
-from .runs import Run, is_finite
+from .runs import Run, StepParts, is_finite
 from .statistics import Vector, diverged, first_reached, median_time
 from .verdict import Judged, Pairs, default_margin, judge
 
-_PACKAGES = ("numpy", "mpi4py", "torch", "tensorflow", "keras", "jax")
+JSON, CSV = "ab.json", "ab.csv"
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class RunRow:
     started: str
     seconds: float
     metric: float | None
+    """None: none was reported, or it is no finite number; then the run has diverged."""
     steps: int
     step_ms: float | None
     """Median of its blocks."""
@@ -46,6 +46,14 @@ class RunRow:
     exposed_ms_per_step: float | None
     target_seconds: float | None
     diverged: bool
+    watched_seconds: float | None = None
+    """Until the last report of the metric: a run without ``target_seconds`` was not there by then."""
+    compute_ms: float | None = None
+    encode_ms: float | None = None
+    wire_ms: float | None = None
+    decode_ms: float | None = None
+    hidden_codec_ms: float | None = None
+    """What a step was made of: see :class:`~hvdlite.abtest.runs.StepParts`."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,12 @@ class ArmResult:
     num_reached: int | None
     target_seconds: float | None
     judged: Judged | None
+    parts: StepParts | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """All of it."""
+    """All of it. What came later than the first version of ``ab.json`` has a default, so that older ones can be read."""
 
     version: str
     machine: dict[str, str]
@@ -78,6 +87,16 @@ class Result:
     runs: list[RunRow]
     missing: list[str]
     not_controlled: list[str]
+    written: str = ""
+    """When, UTC, ISO 8601."""
+    job: dict[str, str] = field(default_factory=dict)
+    """What the ranks said of where they ran."""
+    curves: list[Curve] = field(default_factory=list)
+    """What was reported on the way."""
+    fidelity: list[Curve] = field(default_factory=list)
+    """How far what was applied is from the exact mean gradient, over steps, where it was measured."""
+    warnings: list[str] = field(default_factory=list)
+    """What detectors found, in words."""
 
 
 def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
@@ -95,18 +114,31 @@ def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
     arms = [_arm_result(arm, plan, [r for r in rows if r.arm == arm], by_arm[arm], target, judged.get(arm)) for arm in plan.arms]
     missing = [f"{row.arm}, seed {row.seed}: {row.problem}" for row in rows if row.problem]
     missing += [f"{arm}, seed {seed}: not run" for seed, arm in plan.order() if seed not in by_arm[arm]]
-    return Result(VERSION, _machine(), plan, margin, target, arms, rows, missing, _not_controlled(plan, by_arm, rows))
+    return Result(
+        version=VERSION,
+        machine=machine(),
+        plan=plan,
+        margin=margin,
+        target=target,
+        arms=arms,
+        runs=rows,
+        missing=missing,
+        not_controlled=_not_controlled(plan, by_arm, rows) + job_differences(runs),
+        written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        job=job(runs),
+        curves=[curve for run in runs for curve in curves_of(run)],
+    )
 
 
 def write(result: Result, folder: Path) -> None:
     """``ab.json`` with everything, ``ab.csv`` with a row a run. Numbers that are not finite become null."""
-    write_whole(folder / "ab.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    write_whole(folder / JSON, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     text = io.StringIO()
     names = list(RunRow.__dataclass_fields__)
     table = csv.writer(text)
     table.writerow(names)
     table.writerows([getattr(row, name) for name in names] for row in result.runs)
-    write_whole(folder / "ab.csv", text.getvalue().encode())
+    write_whole(folder / CSV, text.getvalue().encode())
 
 
 def load(path: Path) -> Result:
@@ -118,19 +150,7 @@ def load(path: Path) -> Result:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError) as error:
-        raise SettingError(f"{str(path)!r} cannot be read ({error}); the ab.json of a comparison is expected; name two of them after --compare") from None
-
-
-def differences(a: Result, b: Result) -> list[str]:
-    """Where two comparisons are not the same experiment, in words."""
-    found = []
-    for field in Plan.__dataclass_fields__:
-        one, other = getattr(a.plan, field), getattr(b.plan, field)
-        if one != other:
-            found.append(f"{field}: {one!r} and {other!r}")
-    machines = sorted({*a.machine, *b.machine})
-    found += [f"{key}: {a.machine.get(key)} and {b.machine.get(key)}" for key in machines if a.machine.get(key) != b.machine.get(key)]
-    return found + ([f"hvdlite: {a.version} and {b.version}"] if a.version != b.version else [])
+        raise SettingError(f"{str(path)!r} cannot be read ({error}); the ab.json of a comparison is expected; name one, or two after --compare") from None
 
 
 def _metrics(by_seed: Mapping[int, Run], plan: Plan) -> Vector:
@@ -160,9 +180,24 @@ def _diverged(run: Run, plan: Plan, finals: Vector) -> bool:
 def _run_row(run: Run, plan: Plan, target: float | None, has_diverged: bool) -> RunRow:
     record = run.record
     reached = None if target is None else first_reached(*run.curve(plan.metric), target, plan.higher_is_better)
-    step_ms = float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None
-    counted = (record.arm, record.seed, record.exit_code, record.problem, record.started, record.seconds)
-    return RunRow(*counted, run.metric, run.steps, step_ms, run.wire_bytes_per_step, run.exposed_ms_per_step, reached, has_diverged)
+    seen, parts = run.curve(plan.metric)[0], run.parts
+    return RunRow(
+        arm=record.arm,
+        seed=record.seed,
+        exit_code=record.exit_code,
+        problem=record.problem,
+        started=record.started,
+        seconds=record.seconds,
+        metric=run.metric if is_finite(run.metric) else None,
+        steps=run.steps,
+        step_ms=float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None,
+        wire_bytes_per_step=run.wire_bytes_per_step,
+        exposed_ms_per_step=parts.exposed_ms if parts else None,
+        target_seconds=reached,
+        diverged=has_diverged,
+        watched_seconds=seen[-1] if seen else None,
+        **(vars(parts) if parts else {}),
+    )
 
 
 def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[int, Run], target: float | None, judged: Judged | None) -> ArmResult:
@@ -184,7 +219,13 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
         num_reached=sum(when is not None for when in reached) if curves else None,
         target_seconds=median_time(reached, watched) if curves else None,
         judged=judged,
+        parts=_mean_parts([by_seed[row.seed].parts for row in good]),
     )
+
+
+def _mean_parts(parts: Sequence[StepParts | None]) -> StepParts | None:
+    known = [part for part in parts if part is not None]
+    return StepParts(*(float(np.mean([getattr(part, f.name) for part in known])) for f in fields(StepParts))) if known else None
 
 
 def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: Sequence[RunRow]) -> list[str]:
@@ -220,22 +261,6 @@ def _without_effect(plan: Plan, rows: Sequence[RunRow]) -> list[str]:
         "an optimizer or tape of hvdlite's, and to hold matrices large enough to be compressed"
         for arm in same
     ]
-
-
-def _machine() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        **versions,
-    }
 
 
 def _or_nan(value: float | None) -> float:

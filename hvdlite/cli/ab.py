@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from ..errors import MissingDependencyError, SettingError
-from .run import Launching, num_ranks
+from ..link import Link
+from .run import Launching, num_ranks, read_link
 
-_NEEDED = ("numpy", "scipy", "rich")
+_NEEDED = ("numpy", "scipy", "rich", "jinja2", "matplotlib")
+PAGE = "ab.html"
 _EXAMPLE = "write e.g. hvdlite ab --arms powersgd:rank=4 -np 2 -- python train.py"
 
 
@@ -52,10 +54,14 @@ def _ab(
     minutes: float | None,
     until: str | None,
     metric_regex: str,
+    link: Link | None,
+    hosts: int | None,
     output: Path,
     resume: bool,
     no_baselines: bool,
     compare: tuple[Path, Path] | None,
+    report: Path | None,
+    tensorboard: Path | None,
 ) -> int:
     """Train COMMAND with several compressors (the arms) on several seeds, and say whether one is faster than no compression, and whether it is worse.
 
@@ -66,6 +72,8 @@ def _ab(
     _check_packages()
     if compare is not None:
         return _compare(*compare)
+    if report is not None:
+        return _report(report)
     from ..abtest.arms import entangled, parse_arms
     from ..abtest.plan import Plan
     from ..launch.command import parse
@@ -86,42 +94,74 @@ def _ab(
     chosen = parse_arms(arms, baselines=not no_baselines)
     for line in entangled(chosen):
         click.echo(f"hvdlite ab: {line}", err=True)
-    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex)
-    return _execute(plan, output, resume)
+    number_of_hosts = _check_hosts(number, link, hosts)
+    where = (link.spec if link else "", number_of_hosts)
+    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex, *where)
+    return _execute(plan, output, resume, tensorboard)
 
 
-def _execute(plan: Any, output: Path, resume: bool) -> int:
-    from ..abtest import display, result, runner
+def _check_hosts(size: int, link: Link | None, num_hosts: int | None) -> int:
+    """How many hosts there are, after making them once: what this machine cannot do is said before the first run."""
+    if link is None:
+        if num_hosts is not None:
+            raise SettingError(f"--hosts {num_hosts} stands alone; it deals ranks to the hosts that --link makes; add e.g. --link 1gbit, or leave it out")
+        return 1
+    from ..launch.hosts import Hosts
+    from ..launch.plan import shares
+
+    count = len(shares(size, num_hosts or size))
+    with Hosts(count, link):
+        return count
+
+
+def _execute(plan: Any, output: Path, resume: bool, tensorboard: Path | None) -> int:
+    from ..abtest import display, page, result, runner
     from ..abtest.plan import begin
+    from ..abtest.tensorboard import Scalars
 
+    scalars = Scalars(tensorboard, resume=resume) if tensorboard is not None else None
     begin(plan, output, resume=resume)
     interrupted = 0
     try:
         with display.Progress(plan, sys.stderr) as progress:
-            runner.run_all(plan, output, progress)
+            runner.run_all(plan, output, progress, scalars.write if scalars is not None else None)
     except runner.Interrupted as error:
         interrupted = error.number
     answer = result.analyse(plan, runner.finished(plan, output))
     result.write(answer, output)
+    page.write(answer, output / PAGE)
     if interrupted:
         done = len(plan.order()) - len(answer.missing)
         click.echo(f"hvdlite ab: interrupted; {done} of {len(plan.order())} runs are kept in {output}; the same command line with --resume goes on", err=True)
         return 128 + interrupted
     display.show(answer, sys.stdout)
-    click.echo(f"figures: {output / 'ab.json'}, {output / 'ab.csv'}")
+    click.echo(f"page: {output / PAGE}; figures: {output / result.JSON}, {output / result.CSV}")
+    return 1 if answer.missing else 0
+
+
+def _report(path: Path) -> int:
+    """Show an answer again, and write its page anew; nothing is run."""
+    from ..abtest import display, page, result
+
+    path = path / result.JSON if path.is_dir() else path
+    answer = result.load(path)
+    page.write(answer, path.with_suffix(".html"))
+    display.show(answer, sys.stdout)
+    click.echo(f"page: {path.with_suffix('.html')}")
     return 1 if answer.missing else 0
 
 
 def _compare(first: Path, second: Path) -> int:
     from ..abtest import display, result
+    from ..abtest.comparison import compared, differences
 
     a, b = result.load(first), result.load(second)
     for title, each in ((first, a), (second, b)):
         click.echo(f"{title}:")
         display.show(each, sys.stdout)
         click.echo()
-    for line in result.differences(a, b):
-        click.echo(f"they differ in {line}")
+    for line in [*compared(a, b), *(f"they differ in {line}" for line in differences(a, b))]:
+        click.echo(line)
     return 0
 
 
@@ -143,10 +183,14 @@ _PARAMETERS: list[Any] = [
     click.Option(["--steps"], type=click.IntRange(min=1), help="end each run at this reported step"),
     click.Option(["--minutes"], type=click.FloatRange(min=0, min_open=True), help="end each run at the first report after so long"),
     click.Option(["--until"], metavar="NAME=VALUE", help="end each run when it reports this, e.g. loss=0.1"),
+    click.Option(["--link"], metavar="RATE", callback=read_link, help="put each rank on a host of its own, joined by links of e.g. 1gbit; needs root"),
+    click.Option(["--hosts"], type=click.IntRange(min=1), default=None, metavar="N", help="with --link: deal the ranks to so many hosts"),
     click.Option(
         ["--output"], type=click.Path(path_type=Path), default=Path("hvdlite-ab"), show_default=True, metavar="DIR", help="folder of the runs and the answer"
     ),
     click.Option(["--resume"], is_flag=True, help="go on with the comparison in --output: run what is missing or failed"),
+    click.Option(["--tensorboard"], type=click.Path(path_type=Path), default=None, metavar="DIR", help="also write each run's scalars there, for TensorBoard"),
+    click.Option(["--report"], type=click.Path(path_type=Path), default=None, metavar="A", help="show an ab.json again and write its page anew; runs nothing"),
     click.Option(["--compare"], type=click.Path(path_type=Path), nargs=2, default=None, metavar="A B", help="show two ab.json, and in what they differ"),
 ]
 

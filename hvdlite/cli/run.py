@@ -11,6 +11,7 @@ import click
 
 from .. import settings
 from ..errors import SettingError
+from ..link import Link, parse_link
 from . import _horovodrun
 
 _EXAMPLE = "write e.g. hvdliterun -np 2 python train.py"
@@ -46,6 +47,11 @@ def _ranks(_: click.Context, __: click.Parameter, value: str | None) -> frozense
     if not all(word.strip().isdigit() for word in words):
         raise SettingError(f"--tee-ranks {value} is no list of ranks; numbers are expected; write e.g. --tee-ranks 0,1")
     return frozenset(int(word) for word in words)
+
+
+def read_link(_: click.Context, __: click.Parameter, value: str | None) -> Link | None:
+    """The value of ``--link``."""
+    return None if value is None else parse_link(value)
 
 
 def _knob(_: click.Context, parameter: click.Parameter, value: Any) -> str | None:
@@ -86,6 +92,8 @@ def _run(
     dry_run: bool,
     verbose: bool,
     as_horovod: bool,
+    link: Link | None,
+    link_hosts: int | None,
     **knobs: str | None,
 ) -> int:
     """Run COMMAND on several ranks of this machine: a script, -m module, or any program. What follows COMMAND belongs to it.
@@ -95,6 +103,8 @@ def _run(
     from ..launch import command as commands
     from ..launch import plan
 
+    if link_hosts is not None and link is None:
+        raise SettingError(f"--link-hosts {link_hosts} stands alone; it deals ranks to the hosts that --link makes; add e.g. --link 1gbit, or leave it out")
     knobs = {**_horovodrun.knobs(), **{name: value for name, value in knobs.items() if value is not None}}
     options = plan.Options(
         size=size,
@@ -105,6 +115,8 @@ def _run(
         grace_seconds=grace_seconds,
         verbose=verbose,
         as_horovod=as_horovod,
+        link=link,
+        num_hosts=link_hosts or size,
     )
     prepared = plan.prepare(commands.parse(command), options)
     if dry_run or verbose:
@@ -125,6 +137,10 @@ _PARAMETERS: list[Any] = [
     click.Option(["--tee-ranks"], metavar="0,1", callback=_ranks, help="show only these ranks' output"),
     click.Option(["--grace-seconds"], type=click.FloatRange(min=0), default=30.0, show_default=True, help="from SIGTERM to SIGKILL"),
     click.Option(["--as-horovod"], is_flag=True, help="a script that imports horovod gets hvdlite under that name"),
+    click.Option(
+        ["--link"], metavar="RATE", callback=read_link, help="put each rank on a host of its own, made for the job, on links of e.g. 1gbit; needs root"
+    ),
+    click.Option(["--link-hosts"], type=click.IntRange(min=1), default=None, metavar="N", help="with --link: deal the ranks to so many hosts"),
     click.Option(["--dry-run"], is_flag=True, help="print the command line of MPI's launcher and stop"),
     click.Option(["--verbose", "-v"], is_flag=True, help="say which MPI is used, how it is called, and what its launcher says"),
 ]

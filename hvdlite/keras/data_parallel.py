@@ -82,6 +82,11 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
         if optimizer is None:
             raise SettingError("the model was not compiled; an optimizer is expected; call model.compile(...) before fit")
         link = link_of(optimizer)
+        if link is not None and link.options.process_set.process_set_id != 0:
+            raise SettingError(
+                f"the optimizer exchanges in {link.options.process_set}, and hvd.DataParallel() trains on all ranks; an optimizer of all ranks is expected; "
+                "use hvd.DistributedOptimizer(process_set=...) without the callback"
+            )
         if link is None or (self._options not in (Options(), link.options)):
             distribute(optimizer, self._options)
             model.train_function = None  # one that was compiled before does not exchange

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from hvdlite import Average, ReduceOp, SettingError, Sum, size
+import hvdlite
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 from hvdlite.agreement import override
 
 from ._backends import exchange_class
@@ -66,7 +67,7 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = None if trainable_variables is None else list(trainable_variables)
         if link is None or not grads:
             super().apply(grads, variables)
-        elif size() == 1:
+        elif hvdlite.world().partners(link.options.process_set) is None:
             times = 1 if link.options.average_passes else link.options.passes  # Keras divides by them
             super().apply(grads if times == 1 else [None if g is None else g * times for g in grads], variables)
         else:
@@ -101,7 +102,7 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 def _kept(link: Link, gradient: Any) -> Any:
     """The gradient of a local variable, in units in which it and the exchanged ones move alike."""
     passes = 1 if link.options.average_passes else link.options.passes  # Keras divides by them
-    factor = passes / (size() if link.scale_local else 1)
+    factor = passes / (hvdlite.world().channel(link.options.process_set).topology.size if link.scale_local else 1)
     return gradient if gradient is None or factor == 1.0 else keras.ops.convert_to_tensor(gradient) * factor
 
 
@@ -121,8 +122,10 @@ class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Whether all ranks' gradients are finite."""
-        finite = super().check_finite(grads)
-        return exchange_of(self.inner_optimizer).all_finite(finite) if self._agrees and size() > 1 else finite
+        finite, link = super().check_finite(grads), link_of(self.inner_optimizer)
+        if not self._agrees or link is None or hvdlite.world().partners(link.options.process_set) is None:
+            return finite
+        return exchange_of(self.inner_optimizer).all_finite(finite)
 
 
 def DistributedOptimizer(
@@ -138,7 +141,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make an optimizer step on the mean gradient of all ranks. It stays the same object, with its state, its name and its class.
@@ -158,7 +161,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide their sum by ``backward_passes_per_step``.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
-        process_set: only None: all ranks.
+        process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
         scale_local_gradients: divide gradients of variables given to the optimizer's ``register_local_var`` by the number of ranks.
     Raises:
         SettingError: an argument has a value that cannot be used.
@@ -195,7 +198,7 @@ def PartialDistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
@@ -241,7 +244,7 @@ def make_options(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Options:
     """Check what a user asked for."""
     op = ReduceOp(op)
@@ -251,8 +254,8 @@ def make_options(
         raise SettingError(f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}; it splits the division of Average; leave one out")
     if backward_passes_per_step < 1:
         raise SettingError(f"backward_passes_per_step={backward_passes_per_step}; at least 1 is expected; leave it out to step after every batch")
-    if process_set is not None:
-        raise SettingError(f"process_set={process_set!r}; this version of hvdlite has only the global set; leave it out")
+    if hvdlite.is_initialized():
+        hvdlite.world().partners(process_set)  # raises for a set that is not registered
     resolved = Compression.resolve(compression)
     chosen = override(compression, resolved)
     return Options(
@@ -263,6 +266,7 @@ def make_options(
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         groups=groups,
+        process_set=process_set,
     )
 
 

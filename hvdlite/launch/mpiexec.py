@@ -30,6 +30,15 @@ _BINARIES: dict[Vendor, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
+class Network:
+    """Hosts that a launcher reaches: by which interface, through what instead of ssh, and how many ranks each is to have, as ``address:ranks,...``."""
+
+    interface: str
+    shell: str
+    slots: str
+
+
+@dataclass(frozen=True)
 class Installation:
     """An MPI: its vendor and version, the library Python loads, and the launcher that belongs to it."""
 
@@ -139,11 +148,23 @@ def ask_version(mpiexec: str) -> tuple[Vendor, str] | None:
         return None
 
 
-def arguments(mpi: Installation, size: int) -> list[str]:
-    """The launcher's command line, up to the program, for ``size`` ranks on this machine."""
+def arguments(mpi: Installation, size: int, network: Network | None = None) -> list[str]:
+    """The launcher's command line, up to the program, for ``size`` ranks on this machine, or on the hosts of a network."""
     if mpi.vendor == "Open MPI":
-        return [mpi.mpiexec, "-n", str(size), "--host", f"localhost:{size}", "--oversubscribe", "--bind-to", "none"]
-    return [mpi.mpiexec, "-launcher", "fork", "-hosts", "localhost", "-n", str(size)]  # MPICH and Intel MPI: Hydra
+        if network is None:
+            return [mpi.mpiexec, "-n", str(size), "--host", f"localhost:{size}", "--oversubscribe", "--bind-to", "none"]
+        agent = ["--prtemca", "plm_ssh_agent", network.shell, "--prtemca", "prte_if_include", network.interface]
+        agent += ["--mca", "btl_tcp_if_include", network.interface]
+        return [mpi.mpiexec, *agent, "-n", str(size), "--host", network.slots, "--map-by", "slot", "--oversubscribe", "--bind-to", "none"]
+    if network is None:
+        return [mpi.mpiexec, "-launcher", "fork", "-hosts", "localhost", "-n", str(size)]  # MPICH and Intel MPI: Hydra
+    shell = ["-launcher", "ssh", "-launcher-exec", network.shell, "-iface", network.interface]
+    return [mpi.mpiexec, *shell, "-hosts", network.slots, "-n", str(size)]
+
+
+def network_environment(mpi: Installation, interface: str) -> dict[str, str]:
+    """Variables by which this MPI talks through that interface and nothing else."""
+    return {} if mpi.vendor == "Open MPI" else {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": interface}
 
 
 def environment(mpi: Installation, size: int, *, cores: int, is_root: bool) -> dict[str, str]:

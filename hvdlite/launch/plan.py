@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
 from ..as_horovod import FOLDER
 from ..errors import LaunchError, SettingError
+from ..link import Link
 from . import mpiexec
 from .command import Command
+from .hosts import INTERFACE, Hosts
 from .job import Job
 from .output import Output, warn
 from .worker import STDIN
+
+_SHELL = "SHELL"  # in a command line: what takes a command to a host, which is there when the hosts are
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Options:
     grace_seconds: float = 30.0
     verbose: bool = False
     as_horovod: bool = False  # "import horovod" gives hvdlite
+    link: Link | None = None  # ranks are on hosts of their own, made for the job and joined by such links
+    num_hosts: int = 1  # with a link: so many
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Plan:
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
     notes: tuple[str, ...]
+    hosts: Hosts | None = None
 
 
 def prepare(command: Command, options: Options) -> Plan:
@@ -65,7 +73,23 @@ def prepare(command: Command, options: Options) -> Plan:
         notes.append(f"OMP_NUM_THREADS={threads} for each of {size} ranks on {cores} cores; set it yourself to change that")
     if size > cores:
         notes.append(f"{size} ranks share {cores} cores: they run, but slowly")
-    return Plan(mpi, (*mpiexec.arguments(mpi, size), *command.worker()), variables, tuple(notes))
+    if options.link is None:
+        return Plan(mpi, (*mpiexec.arguments(mpi, size), *command.worker()), variables, tuple(notes))
+    counts, hosts = shares(size, options.num_hosts), Hosts(options.num_hosts, options.link)
+    network = mpiexec.Network(INTERFACE, _SHELL, ",".join(f"{a}:{n}" for a, n in zip(hosts.addresses, counts, strict=True)))
+    variables |= mpiexec.network_environment(mpi, INTERFACE)
+    return Plan(mpi, (*mpiexec.arguments(mpi, size, network), *command.worker()), variables, tuple(notes), hosts)
+
+
+def shares(size: int, num_hosts: int) -> list[int]:
+    """How many ranks each host has: as alike as can be, the first ones one more.
+
+    Raises:
+        SettingError: there are fewer ranks than hosts.
+    """
+    if not 1 <= num_hosts <= size:
+        raise SettingError(f"{num_hosts} hosts for {size} ranks; at least one rank a host is expected; ask for fewer hosts or more ranks")
+    return [size // num_hosts + (i < size % num_hosts) for i in range(num_hosts)]
 
 
 def execute(plan: Plan, options: Options) -> int:
@@ -78,21 +102,34 @@ def execute(plan: Plan, options: Options) -> int:
         raise LaunchError(f"no folder for the job can be made in {tempfile.gettempdir()} ({error}); free space is expected there; set TMPDIR") from None
     try:
         environment |= {**plan.variables, settings.env_name("job_dir"): str(directory)}
-        job = Job(plan.arguments, environment, options.size, directory, grace_seconds=options.grace_seconds, verbose=options.verbose)
-        try:
-            output = Output(
-                directory,
-                options.size,
-                prefix=options.prefix and options.size > 1,
-                folder=options.output_folder,
-                shown=options.shown_ranks,
-                on_broken=job.stop_because_nobody_reads,
-            )
-        except OSError as error:
-            raise SettingError(f"cannot write to {options.output_folder} ({error}); a folder is expected; choose another --output-filename") from None
-        return job.run(output, _feeder(directory))
+        with _on_hosts(plan, directory) as arguments:
+            job = Job(arguments, environment, options.size, directory, grace_seconds=options.grace_seconds, verbose=options.verbose)
+            try:
+                output = Output(
+                    directory,
+                    options.size,
+                    prefix=options.prefix and options.size > 1,
+                    folder=options.output_folder,
+                    shown=options.shown_ranks,
+                    on_broken=job.stop_because_nobody_reads,
+                )
+            except OSError as error:
+                raise SettingError(f"cannot write to {options.output_folder} ({error}); a folder is expected; choose another --output-filename") from None
+            return job.run(output, _feeder(directory))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _on_hosts(plan: Plan, directory: Path) -> Iterator[list[str]]:
+    """The command line; it runs on the first of the hosts, which last as long as the job."""
+    if plan.hosts is None:
+        yield list(plan.arguments)
+        return
+    with plan.hosts as hosts:
+        shell = directory / "shell"
+        hosts.write_shell(shell)
+        yield hosts.on(0, [str(shell) if word == _SHELL else word for word in plan.arguments])
 
 
 def _as_horovod(present: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from typing import Literal, TextIO
 from ..errors import SettingError
 from .metrics import Metrics
 
+COUNTERS = ("wire_bytes", "exposed_ms", "encode_ms", "decode_ms", "exposed_encode_ms", "exposed_decode_ms")
+"""What a report says of :class:`~hvdlite.telemetry.metrics.Metrics`."""
 _TARGET = re.compile(r"\s*([A-Za-z_]\w*)\s*(<=|>=)\s*(\S+)\s*")
 
 
@@ -64,9 +66,9 @@ def parse_stop(written: str) -> StopAt | None:
 class Reports:
     """The reports of one rank: counted everywhere, written by rank 0.
 
-    Every line of the file is a JSON object. A report has ``step``, ``seconds`` since :func:`hvdlite.init`, ``optimizer_steps``, ``wire_bytes`` and
-    ``exposed_ms`` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; the last
-    line is ``end``, the counters.
+    Every line of the file is a JSON object. The first is ``job``: where it runs. A report has ``step``, ``seconds`` since :func:`hvdlite.init`,
+    ``optimizer_steps`` and the counters of :data:`COUNTERS` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a
+    digest of what it starts from; the last line is ``end``, all counters.
     """
 
     def __init__(self, path: str = "", stop_at: StopAt | None = None, rank: int = 0) -> None:
@@ -92,8 +94,12 @@ class Reports:
 
     def write(self, step: int, seconds: float, values: Mapping[str, float], metrics: Metrics) -> None:
         """One report."""
-        counters = {"optimizer_steps": metrics.steps, "wire_bytes": metrics.wire_bytes, "exposed_ms": round(metrics.exposed_ms, 3)}
-        self._line({"step": step, "seconds": round(seconds, 6), **counters, "values": dict(values)})
+        counters = {name: round(getattr(metrics, name), 3) for name in COUNTERS}
+        self._line({"step": step, "seconds": round(seconds, 6), "optimizer_steps": metrics.steps, **counters, "values": dict(values)})
+
+    def write_job(self, facts: Mapping[str, str]) -> None:
+        """Where the job runs."""
+        self._line({"job": dict(facts)})
 
     def write_weights(self, digest: str) -> None:
         """What an optimizer starts from."""

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import Average, ReduceOp
+from hvdlite import Average, ProcessSet, ReduceOp, global_process_set
 
-from .collectives.calls import check_process_set
 from .compression import Compression
 from .sessions import SessionOptimizer, check_passes
 from .tape import options_from
@@ -28,7 +27,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make a Keras optimizer step on the mean gradient of all ranks: :func:`hvdlite.keras.DistributedOptimizer`, with Horovod's order of arguments.
@@ -49,13 +48,12 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide their sum by ``backward_passes_per_step``.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
-        process_set: None.
-        scale_local_gradients: divide gradients of local variables by the number of ranks; ignored by Keras' optimizers, which have none.
+        process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
+        scale_local_gradients: divide gradients of variables given to the optimizer's ``register_local_var`` by the number of ranks.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        check_process_set(process_set)
         check_passes(backward_passes_per_step)
-        options = options_from(compression, op, gradient_predivide_factor, num_groups, groups, sparse_as_dense)
+        options = options_from(compression, op, gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set)
         return SessionOptimizer(optimizer, name, use_locking, options, scale_local_gradients)
     from hvdlite import keras  # only when it is wanted: that loads Keras
 

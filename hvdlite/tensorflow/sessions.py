@@ -75,11 +75,12 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         shared = [i for i, (_, v) in enumerate(pairs) if id(v) not in self._local]
         found = dict(enumerate(g for g, _ in pairs))
-        if hvdlite.size() > 1 and shared:
+        channel = hvdlite.world().partners(self._options.process_set)
+        if channel is not None and shared:
             exchange = self._options.exchange_for([pairs[i][1] for i in shared])
             found.update(zip(shared, exchange.exchange([found[i] for i in shared]), strict=True))
-        if self._scale_local:
-            found |= {i: scaled(g, 1.0 / hvdlite.size()) for i, g in found.items() if i not in shared and g is not None}
+        if self._scale_local and channel is not None:
+            found |= {i: scaled(g, 1.0 / channel.topology.size) for i, g in found.items() if i not in shared and g is not None}
         return [(found[i], v) for i, (_, v) in enumerate(pairs)]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:

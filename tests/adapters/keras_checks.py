@@ -499,7 +499,7 @@ def test_horovods_other_name_is_the_same_module():
         ({"op": hvd.Max}, "Average or Sum is expected"),
         ({"backward_passes_per_step": 0}, "at least 1 is expected"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "splits the division of Average"),
-        ({"process_set": object()}, "only the global set"),
+        ({"process_set": object()}, "a set that is registered is expected"),
         ({"compression": "topp"}, "unknown compressor"),
     ],
 )
@@ -587,6 +587,22 @@ def test_a_scaler_that_decides_alone_is_refused(rank, size):
     model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))), "mse")
     with pytest.raises(Exception, match="each rank decides alone whether to skip a step"):
         fit(model, rows(x, rank), rows(y, rank))
+
+
+if BACKEND != "torch":  # where Keras knows no such thing
+
+    def test_several_steps_in_one_execution_are_the_same_steps(rank, size):
+        x, y = batches(7, size)  # the last execution has one step
+        found = []
+        for steps in (1, 3):
+            model = build()
+            model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=steps)
+            history = fit(model, rows(x, rank), rows(y, rank), epochs=2, callbacks=[hvd.DataParallel("topk:density=0.1")]).history
+            assert int(model.optimizer.iterations) == 14
+            assert_equal_everywhere(model)
+            found.append((weights(model), history["loss"]))
+        np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
 
 
 if BACKEND == "torch":
