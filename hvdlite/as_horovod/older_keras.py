@@ -122,7 +122,7 @@ class _Passes:
         else:
             value = loss
         gradients, link = tape.gradient(value, variables, grad_loss), getattr(optimizer, "_hvdlite", None)
-        if link is not None and import_module("hvdlite").size() > 1:
+        if link is not None and import_module("hvdlite").world().partners(link.options.process_set) is not None:
             gradients = optimizer._exchanged(link, gradients, variables)
             object.__setattr__(optimizer, "_exchanged_gradients", gradients)
         return list(zip(gradients, variables, strict=True))

@@ -49,7 +49,7 @@ def DistributedOptimizer(
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
         process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
-        scale_local_gradients: divide gradients of local variables by the number of ranks; ignored by Keras' optimizers, which have none.
+        scale_local_gradients: divide gradients of variables given to the optimizer's ``register_local_var`` by the number of ranks.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         check_passes(backward_passes_per_step)

@@ -78,6 +78,41 @@ def test_an_old_script_runs_and_its_children_too(hvdliterun, script, tmp_path):
     assert result.stderr.count("without meaning here: HOROVOD_CYCLE_TIME") == 1
 
 
+OLD_KERAS = """
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+import horovod.tensorflow.keras as hvd
+
+hvd.init()
+model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.ThresholdedReLU(0.5), keras.layers.Dense(1)])
+optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.Adam(lr=0.01))
+model.compile(loss=keras.losses.mean_squared_error, optimizer=optimizer, experimental_run_tf_function=False)
+assert np.isclose(optimizer.lr.numpy(), 0.01)
+optimizer.lr = 0.02
+model.fit(np.ones((8, 3)), np.ones((8, 3, 1)) * rank, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+assert {v.ref() for v in model.variables} == {v.ref() for v in model.variables}
+assert model.variables[0].ref().deref() is model.variables[0] and model.variables[0].ref() != model.variables[1].ref()
+assert optimizer.variables() == optimizer.variables
+hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+x = tf.Variable([1.0])
+sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+pairs = sgd._compute_gradients(lambda: x * (rank + 1.0), [x])
+assert float(pairs[0][0][0]) == 1.5
+sgd.apply_gradients(pairs, experimental_aggregate_gradients=False)
+sgd.apply_gradients([(tf.constant([rank * 1.0]), x)])
+assert float(x[0]) == 1.0 - 1.5 - 0.5, x
+print("done")
+"""
+
+
+def test_a_script_for_keras_2_runs_on_keras_3(hvdliterun, script):
+    result = hvdliterun("--as-horovod", "-np", 2, script(OLD_KERAS), limit=120.0, TF_CPP_MIN_LOG_LEVEL="3")
+    assert result.code == 0, result.stderr
+    for rank in range(2):
+        assert result.lines_of(rank)[-1] == "done"
+
+
 def test_without_the_option_there_is_no_horovod(hvdliterun):
     code = "import importlib.util, sys; print(importlib.util.find_spec('horovod'), [m for m in sys.modules if m.startswith('horovod')])"
     assert hvdliterun("-np", 1, "python", "-c", code).stdout == "None []\n"
