@@ -40,7 +40,7 @@ from .errors import (
     WorldSizeError,
 )
 from .launch.function import run
-from .operations import Average, Max, Min, Product, ReduceOp, Sum
+from .operations import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .reporting import report
 from .world import (
     cross_rank,
@@ -60,6 +60,7 @@ from .world import (
 )
 
 __all__ = [
+    "Adasum",
     "Array",
     "Average",
     "CompressionError",

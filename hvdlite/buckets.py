@@ -22,7 +22,7 @@ from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
-from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp
+from .operations import Adasum, AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp
 from .settings import env_name
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
@@ -121,7 +121,7 @@ class GradientBuckets:
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
-        if compressor is not None and not compressor.any_dtype and world.transport.num_carriers:
+        if compressor is not None and not compressor.any_dtype and world.transport.num_carriers and op is not Adasum:
             parameters = _shared_out(parameters, compressor, world.transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
@@ -296,11 +296,12 @@ class GradientBuckets:
     def _may_deal_anew(self) -> bool:
         """Whether gradients are the same, bit for bit, in whatever buckets they travel: they must not depend on the time something took.
 
-        Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order.
+        Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order, and Adasum adds
+        up its products over other shares.
         """
         world = self._world
         in_order = world.topology.size == 2 or (world.transport.holds(self._memory) and not world.transport.num_carriers)
-        return in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
+        return self._op is not Adasum and in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
 
     def _follow(self, tuner: Tuner) -> None:
         if tuner.is_through:

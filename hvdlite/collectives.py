@@ -46,7 +46,7 @@ def allreduce_async(
     Args:
         arrays: one array, or a group that is only complete together; the same shapes and dtypes on every rank.
         name: identifies the call across ranks.
-        op: Average, Sum, Min, Max or Product. 16-bit floats are summed in float32.
+        op: Average, Sum, Adasum, Min, Max or Product. 16-bit floats are summed in float32.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         compression: a spec such as ``"fp16"``, or a compressor whose state lives as long as the object.

@@ -14,6 +14,7 @@
        |- MismatchError                       ranks disagree about a tensor
        |- DuplicateNameError (ValueError)     the name is already in flight on this rank
        |- PeerLeftError                       another rank finished or failed while this one waited
+       |- UnsupportedError (ValueError)        a collective that cannot do what was asked; Horovod's scripts expect a RuntimeError
        |- StalledError                        a rank has not answered for too long
        `- EngineError                         the communication thread itself failed
 
@@ -68,6 +69,10 @@ class MismatchError(HorovodInternalError):
 
 class DuplicateNameError(HorovodInternalError, ValueError):
     """A tensor of the same name is still being processed on this rank."""
+
+
+class UnsupportedError(HorovodInternalError, SettingError):
+    """A collective cannot do what was asked. Horovod finds that out late, so its scripts expect a RuntimeError."""
 
 
 class PeerLeftError(HorovodInternalError):

@@ -17,12 +17,13 @@ class ReduceOp(enum.IntEnum):
 
     Average = 0
     Sum = 1
+    Adasum = 2
     Min = 3
     Max = 4
     Product = 5
 
 
-Average, Sum, Min, Max, Product = ReduceOp
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 COMBINE: dict[ReduceOp, Literal["sum", "min", "max", "product"]] = {Average: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 """What is done to the ranks' values; a mean is their sum, divided afterwards."""
@@ -36,6 +37,8 @@ def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postsc
         )
     if dtype.startswith("complex") and op in (Min, Max):
         raise SettingError(f"{name!r} is complex, and op={op.name} needs an order; Sum, Average or Product is expected")
+    if op is Adasum and (not is_floating(dtype) or dtype.startswith("complex")):
+        raise SettingError(f"{name!r} has dtype {dtype}, and op=Adasum scales by fractions; a real floating type is expected; convert it, or pass op=Sum")
     for what, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
         if not math.isfinite(value):
             raise SettingError(f"{what}={value} for {name!r}; a finite number is expected")

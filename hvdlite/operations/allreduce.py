@@ -11,13 +11,14 @@ import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllReduce, Bucket, Compressor, Exchange, Finish, PieceBytes, Sent, Start, Step
-from ..compression._two_sided import Cast, two_sided
+from ..compression._two_sided import Cast, Codec, two_sided
 from ..engine import Program
 from ..errors import SettingError
 from ..negotiation import Signature, Vote
 from ..transports import Across, NodeReduce, NodeShare
+from ._adasum import adasum
 from ._base import Operation, check_arrays, deal_out
-from ._reduction import COMBINE, Average, ReduceOp, Sum, divide, scale
+from ._reduction import COMBINE, Adasum, Average, ReduceOp, Sum, divide, scale
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class AllReduceOperation(Operation):
     kind: ClassVar[str] = "allreduce"
 
     def __post_init__(self) -> None:
-        if self.compressor is not None and self.op not in (Average, Sum):
-            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; Average or Sum is expected; reduce it uncompressed")
+        if self.compressor is not None and self.op not in (Average, Sum) and not (self.op is Adasum and self.compressor.rounding):
+            expected = "fp16 or bf16, which only round, is" if self.op is Adasum else "Average or Sum is"
+            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; {expected} expected; reduce it uncompressed")
         check_arrays(self.name, self.arrays)
         shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
@@ -138,12 +140,27 @@ class AllReduceOperation(Operation):
         if self.prescale != 1.0:
             scale(flat, self.prescale)
         layout = self.layout or [(name, tuple(a.shape)) for name, a in group]
-        if compressor is not None:
+        if self.op is Adasum:
+            codec = Cast(dtype_name(flat)) if compressor is None else compressor.rounding
+            assert codec is not None
+            yield from self._adaptively_summed(flat, layout, codec)
+        elif compressor is not None:
             yield from self._compressed(flat, layout, compressor)
         else:
             yield from self._plain(flat)
         if len(group) > 1:
             deal_out(flat, [array for _, array in group])
+
+    def _adaptively_summed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], codec: Codec) -> Program:
+        """Each tensor by itself, however many travel together."""
+        lengths = [math.prod(shape) for _, shape in layout]
+        if self.num_ranks > 1:
+            given = flat if self.compressor is None else ops(flat).cast(flat, "float32")
+            yield from adasum(given, lengths, self.rank, self.num_ranks, codec)
+            if given is not flat:
+                flat[...] = ops(flat).cast(given, dtype_name(flat))
+        if self.postscale != 1.0:
+            scale(flat, self.postscale)
 
     def _plain(self, flat: Array) -> Program:
         dtype, op = dtype_name(flat), COMBINE[self.op]

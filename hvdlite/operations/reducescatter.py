@@ -13,6 +13,7 @@ import numpy as np
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllToAll
 from ..engine import Program
+from ..errors import UnsupportedError
 from ..negotiation import Signature, Vote
 from ..transports._shares import combine
 from ._base import Operation, byte_vector, check_has_rows, labels
@@ -41,6 +42,8 @@ class GroupedReduceScatterOperation(Operation):
 
     def __post_init__(self) -> None:
         names = self._labels()
+        if self.op not in COMBINE:
+            raise UnsupportedError(f"{self.name!r}: a reducescatter has no op={self.op.name}; Average, Sum, Min, Max or Product is expected; use an allreduce")
         check_has_rows(self.name, self.arrays, names, _WHY)
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
         self.signature = Signature(

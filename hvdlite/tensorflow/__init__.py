@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -64,6 +65,7 @@ from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedGradientTape",

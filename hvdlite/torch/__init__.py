@@ -1,6 +1,7 @@
 """hvdlite for PyTorch: ``import hvdlite.torch as hvd``. Names, arguments and defaults are Horovod's."""
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -69,6 +70,7 @@ from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",

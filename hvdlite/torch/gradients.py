@@ -20,6 +20,9 @@ from .compression import Compression
 from .sparse_gradients import agree_on_sparse, exchange_sparse
 from .tensors import as_array, as_tensor, check
 
+BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+"""What makes the ranks' weights equal."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -218,9 +221,7 @@ class Gradients:
         """Once, before the first step: ranks that start from different weights never come together."""
         if not self._checked:
             self._checked = True
-            check_start(
-                ((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
-            )
+            check_start(((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), BROADCAST)
 
     def _refresh_views(self) -> None:
         """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""

@@ -39,7 +39,7 @@ def allreduce(
         device_dense: ignored.
         device_sparse: ignored.
         compression: a spec such as ``"fp16"``, ``Compression.x``, or a class with Horovod's ``compress`` and ``decompress``.
-        op: Average (default), Sum, Min, Max or Product; for slices Average or Sum.
+        op: Average (default), Sum, Adasum, Min, Max or Product; for slices Average or Sum.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         name: identifies the tensor across ranks.
