@@ -13,12 +13,11 @@ from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllReduce, Bucket, Compressor, Exchange, Finish, PieceBytes, Sent, Start, Step
 from ..compression._two_sided import Cast, Codec, two_sided
 from ..engine import Program
-from ..errors import SettingError
 from ..negotiation import Signature, Vote
 from ..transports import Across, NodeReduce, NodeShare
 from ._adasum import adasum
 from ._base import Operation, check_arrays, deal_out
-from ._reduction import COMBINE, Adasum, Average, ReduceOp, Sum, divide, scale
+from ._reduction import COMBINE, Adasum, Average, ReduceOp, Sum, check_compressible, divide, scale
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,8 @@ class AllReduceOperation(Operation):
     kind: ClassVar[str] = "allreduce"
 
     def __post_init__(self) -> None:
-        if self.compressor is not None and self.op not in (Average, Sum) and not (self.op is Adasum and self.compressor.rounding):
-            expected = "fp16 or bf16, which only round, is" if self.op is Adasum else "Average or Sum is"
-            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; {expected} expected; reduce it uncompressed")
+        if self.compressor is not None:
+            check_compressible(repr(self.name), self.compressor, self.op)
         check_arrays(self.name, self.arrays)
         shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ReduceOp
+from hvdlite import Adasum, Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ReduceOp
 from hvdlite.agreement import check_start, first_difference, note_start
+from hvdlite.errors import UnsupportedError
 
 from .compression import Compression
 from .tensors import as_array, copied, in_creation_order, is_tracing, plain_python, refuse_xla
@@ -36,7 +37,7 @@ class GradientExchange:
         name: identifies it across ranks; :meth:`hvdlite.world.World.auto_name` gives one.
         parameters: name, shape, dtype and group of each, in an order that is the same on all ranks.
         compression: what a user may pass; a compressor's state belongs to this exchange.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum for dense gradients.
         predivide: divide by this before the sum, and by the rest of the number of ranks after it.
         sparse_as_dense: exchange ``IndexedSlices`` as dense tensors.
         weights: gives the parameters' values, in order; ranks compare them in the second step, since Horovod's scripts make them equal at the end of
@@ -253,6 +254,10 @@ class GradientExchange:
                 raise MismatchError(
                     f"the gradient of {parameter.name!r} is {seen[0]} on rank 0 but {next(k for k in seen if k != seen[0])} on another rank; "
                     "all ranks must agree; build the same model on every rank, or pass sparse_as_dense=True"
+                )
+            if self._op is Adasum and _SPARSE in seen:
+                raise UnsupportedError(
+                    f"the gradient of {parameter.name!r} is {_SPARSE}, of which op=Adasum has no meaning; dense tensors are expected; pass sparse_as_dense=True"
                 )
             agreed.append(next((k for k in seen if k != _ABSENT), _ABSENT))
         self._kinds = agreed

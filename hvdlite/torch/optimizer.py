@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 import hvdlite
-from hvdlite import Adasum, Average, CompressionError, ReduceOp
+from hvdlite import Adasum, Average, ReduceOp
 from hvdlite.agreement import override
 from hvdlite.compression import RESIDUAL
+from hvdlite.operations import check_compressible
 
 from .adasum import AdasumSteps
 from .compression import Compression
@@ -260,8 +261,7 @@ def DistributedOptimizer(
     compression = override(compression, Compression.resolve(compression))
     compressor = Compression.resolve(compression)
     if compressor is not None:
-        if op is Adasum and not compressor.rounding:
-            raise CompressionError(f"{compressor.spec} cannot compress op=Adasum; fp16 or bf16, which only round, is expected; leave compression out")
+        check_compressible("DistributedOptimizer()", compressor, op)
         compressor.check({name: tuple(p.shape) for name, p in named if p.requires_grad})
         hvdlite.world().remark_on(compressor.spec)
     options = Options(

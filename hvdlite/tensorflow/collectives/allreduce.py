@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ReduceOp, Sum
+from hvdlite.errors import UnsupportedError
 
 from ..compression import Compression, is_horovod_compressor
 from ..tensors import plain_python
@@ -94,7 +95,7 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 def _reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, factor: float, name: str | None) -> tf.IndexedSlices:
     """Gather indices and values: the sum is what they mean together."""
     if op not in (Average, Sum):
-        raise SettingError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
+        raise UnsupportedError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
     indices, values = grouped_allgather([slices.indices, slices.values], name)
     values *= tf.cast(factor / (hvdlite.size() if op is Average else 1), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

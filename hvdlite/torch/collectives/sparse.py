@@ -8,6 +8,7 @@ import torch
 
 import hvdlite
 from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite.errors import UnsupportedError
 
 from ..tensors import as_array, as_tensor
 from .handles import Handle
@@ -38,7 +39,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Re
     """
     op = Average if op is None else ReduceOp(op)
     if op not in (Average, Sum):
-        raise SettingError(f"op={op.name} of a sparse tensor has no meaning where ranks have no entry; Average or Sum is expected; call to_dense() first")
+        raise UnsupportedError(f"op={op.name} of a sparse tensor has no meaning where ranks have no entry; Average or Sum is expected; call to_dense() first")
     if tensor.layout is not torch.sparse_coo or tensor.device.type != "cpu":
         raise SettingError(
             f"{name or 'the tensor'} is {tensor.layout} on {tensor.device}; a tensor in torch.sparse_coo on the CPU is expected; "
