@@ -26,7 +26,6 @@ from .collectives import (
     reducescatter_async,
 )
 from .compression import Compressor, ErrorFeedback
-from .engine import Handle
 from .errors import (
     CompressionError,
     DuplicateNameError,
@@ -42,6 +41,7 @@ from .errors import (
 from .launch.function import run
 from .operations import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .reporting import report
+from .submissions import Handle
 from .world import (
     cross_rank,
     cross_size,

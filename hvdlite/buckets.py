@@ -20,10 +20,11 @@ import numpy as np
 
 from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
-from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
 from .operations import Adasum, AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp
+from .orders import UseSlots
 from .settings import env_name
+from .submissions import Handle
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from .arrays import Array, dtype_name
 from .compression import Compressor, load
-from .engine import Handle
 from .errors import SettingError
 from .operations import (
     AllGatherOperation,
@@ -29,6 +28,7 @@ from .operations import (
     ReduceScatterOperation,
     check_reducible,
 )
+from .submissions import Handle
 from .world import world
 
 
@@ -53,7 +53,7 @@ def allreduce_async(
     """
     current = world()
     op, topology = ReduceOp(op), current.topology
-    with current.named(name, "allreduce") as its_name:
+    with current.engine.channel.named(name, "allreduce") as its_name:
         for array in arrays:
             check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
         return current.engine.submit(
@@ -64,7 +64,7 @@ def allreduce_async(
 def allgather_async(array: Array, *, name: str | None = None) -> Handle:
     """Concatenate the ranks' arrays along the first dimension, which may differ. The handle gives ``(array, lengths by rank)``."""
     current = world()
-    with current.named(name, "allgather") as its_name:
+    with current.engine.channel.named(name, "allgather") as its_name:
         return current.engine.submit(AllGatherOperation(its_name, array, current.topology.size))
 
 
@@ -74,7 +74,7 @@ def grouped_allgather_async(arrays: Sequence[Array], *, name: str | None = None,
     ``names`` of the arrays serve error messages, and must be the same on every rank.
     """
     current = world()
-    with current.named(name, "grouped_allgather") as its_name:
+    with current.engine.channel.named(name, "grouped_allgather") as its_name:
         return current.engine.submit(GroupedAllGatherOperation(its_name, list(arrays), current.topology.size, names))
 
 
@@ -89,7 +89,7 @@ def alltoall_async(array: Array, splits: Sequence[int] | Array | None = None, *,
         SettingError: the splits do not fit the array or the number of ranks.
     """
     current = world()
-    with current.named(name, "alltoall") as its_name:
+    with current.engine.channel.named(name, "alltoall") as its_name:
         return current.engine.submit(AllToAllOperation(its_name, array, splits, current.topology.size, current.topology.rank))
 
 
@@ -107,7 +107,7 @@ def reducescatter_async(
     """
     current = world()
     op, topology = ReduceOp(op), current.topology
-    with current.named(name, "reducescatter") as its_name:
+    with current.engine.channel.named(name, "reducescatter") as its_name:
         check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
         return current.engine.submit(ReduceScatterOperation(its_name, array, op, topology.size, topology.rank, prescale_factor, postscale_factor))
 
@@ -118,7 +118,7 @@ def grouped_reducescatter_async(
     """Combine contiguous arrays over the ranks, and leave to each its rows of each, as one unit. The handle gives a list of new arrays."""
     current = world()
     op, topology = ReduceOp(op), current.topology
-    with current.named(name, "grouped_reducescatter") as its_name:
+    with current.engine.channel.named(name, "grouped_reducescatter") as its_name:
         for array in arrays:
             check_reducible(its_name, dtype_name(array), op, prescale_factor, postscale_factor)
         return current.engine.submit(GroupedReduceScatterOperation(its_name, list(arrays), op, topology.size, topology.rank, prescale_factor, postscale_factor))
@@ -130,7 +130,7 @@ def broadcast_async(arrays: Sequence[Array], root_rank: int, *, name: str | None
     if not 0 <= root_rank < current.topology.size:
         raise SettingError(f"root_rank={root_rank} does not exist; a rank from 0 to {current.topology.size - 1} is expected")
     layout = [(n, tuple(a.shape)) for n, a in zip(names, arrays, strict=True)] if names else ()
-    with current.named(name, "broadcast") as its_name:
+    with current.engine.channel.named(name, "broadcast") as its_name:
         return current.engine.submit(BroadcastOperation(its_name, list(arrays), root_rank, layout))
 
 

@@ -6,8 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ class World:
     metrics: Metrics
     reports: Reports = field(default_factory=Reports)
     pid: int = field(default_factory=os.getpid)
-    counters: dict[str, int] = field(default_factory=dict)
     remarked: set[str] = field(default_factory=set)
     kept: dict[Hashable, Any] = field(default_factory=dict)
     """What adapters keep between two calls that have no object in common; each under keys of its own."""
@@ -51,18 +49,7 @@ class World:
 
     def auto_name(self, kind: str) -> str:
         """A name for a collective that was given none; equal on all ranks that call in the same order."""
-        self.counters[kind] = self.counters.get(kind, 0) + 1
-        return f"{kind}.noname.{self.counters[kind]}"
-
-    @contextmanager
-    def named(self, name: str | None, kind: str) -> Iterator[str]:
-        """The name of a call. One that is refused uses up no number: other ranks, where it is accepted, would count differently from then on."""
-        before = self.counters.get(kind, 0)
-        try:
-            yield name or self.auto_name(kind)
-        except BaseException:
-            self.counters[kind] = before
-            raise
+        return self.engine.channel.auto_name(kind)
 
     def follow(self, timeline: Timeline | None) -> None:
         """Note what happens in this timeline from now on, and complete the one before."""

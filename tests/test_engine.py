@@ -9,10 +9,11 @@ import pytest
 from engines import TwoRounds, reduction, result_of, until
 
 from hvdlite import compression
-from hvdlite.engine import Engine, Handle
+from hvdlite.engine import Engine
 from hvdlite.errors import EngineError
 from hvdlite.operations import AllGatherOperation, BarrierOperation, BroadcastOperation
 from hvdlite.settings import Settings
+from hvdlite.submissions import Handle
 from hvdlite.telemetry.last import LastCollective
 from hvdlite.telemetry.metrics import Metrics
 from hvdlite.transports.local import LocalTransport

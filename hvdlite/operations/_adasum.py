@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Array, dtype_name, ops
 from ..compression import AllGather, AllReduce, AllToAll
 from ..compression._two_sided import Codec, chunk_elements, padded
-from ..engine import Program
+from ..submissions import Program
 
 _SMALLEST = float(np.sqrt(np.finfo(np.float64).tiny))
 """A squared length below it says nothing: such a vector is added as it is."""
