@@ -52,9 +52,9 @@ if not hasattr(_keras, "ops"):
 from . import callbacks
 from .compression import Compression
 from .data_parallel import DataParallel
-from .optimizer import DistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
+from .optimizer import DistributedOptimizer, PartialDistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
 from .sharding import shard
-from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables
+from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
 
 __all__ = [
     "Adasum",
@@ -65,6 +65,7 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "PartialDistributedOptimizer",
     "Product",
     "ReduceOp",
     "Sum",
@@ -98,6 +99,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reducescatter",
     "report",
     "rocm_built",
     "shard",

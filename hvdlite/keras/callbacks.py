@@ -14,6 +14,7 @@ from hvdlite import SettingError
 from .averages import Samples, average_logs
 from .fitting import begin_together, build_optimizer, check_distributed, check_steps, make_ready
 from .optimizer import inner_of
+from .order import check_judges_follow
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -25,7 +26,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     Args:
         root_rank: whose variables count.
         device: ignored.
-        local_variables: not supported; only None.
+        local_variables: variables of the model that each rank keeps to itself. Register those that are trained with the optimizer, too.
     Raises:
         SettingError: in ``fit``: the optimizer exchanges nothing.
         MismatchError: in ``fit``: the ranks have different models or numbers of batches.
@@ -33,9 +34,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
         super().__init__()
-        if local_variables:
-            raise SettingError(f"local_variables={local_variables!r}; this version of hvdlite shares all variables; leave it out")
-        self.root_rank = root_rank
+        self.root_rank, self._local_variables = root_rank, list(local_variables or ())
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep this variable to this rank."""
+        self._local_variables.append(var)
 
     def set_model(self, model: Any) -> None:
         """``fit`` calls it before it compiles the step."""
@@ -48,15 +51,24 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             check_distributed(self.model)
             build_optimizer(self.model)
             check_steps(self.params)
-            begin_together(self.model, self.root_rank)
+            begin_together(self.model, self.root_rank, self._local_variables)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Average metrics over the ranks at the end of an epoch, weighted by samples. Callbacks after it see the averages; put it before those that judge."""
+    """Average metrics over the ranks at the end of an epoch, weighted by samples. Callbacks after it see the averages.
+
+    Raises:
+        SettingError: in ``fit``: a callback that judges metrics (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint) comes before it.
+    """
 
     def __init__(self, device: str = ""):
         super().__init__()
         self._samples = Samples()
+
+    def set_model(self, model: Any) -> None:
+        """``fit`` calls it before it trains: look that no callback judges metrics before they are averaged."""
+        super().set_model(model)
+        check_judges_follow(self)
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Note how many samples were trained on."""

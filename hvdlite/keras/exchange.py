@@ -20,6 +20,7 @@ from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
 
 from .compression import Compression
+from .variables import dtype_of, path_of
 
 LOG = logging.getLogger("hvdlite")
 REMEDY = "hvd.broadcast_variables(model.variables, 0), or fit with hvd.DataParallel() or hvd.callbacks.BroadcastGlobalVariablesCallback(0)"
@@ -53,9 +54,9 @@ class Exchange(ABC):
         world = hvdlite.world()
         self.variables, self.options = list(variables), options
         self._name = options.name or world.auto_name("optimizer")
-        self._names = unique_names(v.path for v in variables)
+        self._names = unique_names(map(path_of, variables))
         groups = number_groups(options.groups, variables)
-        self._parameters = [Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
+        self._parameters = [Parameter(name, tuple(v.shape), dtype_of(v), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor)  # what it remembers is this optimizer's
         if compressor is not None:
@@ -271,7 +272,7 @@ def number_groups(groups: Any, variables: Sequence[Any]) -> dict[int, int]:
     for number, members in enumerate(groups):
         for variable in members:
             if id(variable) in numbered:
-                raise ValueError(f"{getattr(variable, 'path', variable)!r} is in two groups; a variable can only appear once in groups; leave it in one")
+                raise ValueError(f"{path_of(variable)!r} is in two groups; a variable can only appear once in groups; leave it in one")
             numbered[id(variable)] = number
     return numbered
 

@@ -60,6 +60,7 @@ from .collectives import (
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from .optimizer import DistributedOptimizer
+from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -67,6 +68,7 @@ from .tape import DistributedGradientTape, PartialDistributedGradientTape
 __all__ = [
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -86,6 +88,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 import hvdlite
 
 from .collectives import broadcast_
 from .collectives.calls import check_process_set
-from .tensors import plain_python
+from .tensors import is_for_session, plain_python
 
 
 @plain_python
-def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: Any = None, inplace: bool = False) -> None:
-    """Overwrite variables with those of ``root_rank``, eagerly or in a graph.
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: Any = None, inplace: bool = False) -> tf.Operation | None:
+    """Overwrite variables with those of ``root_rank``: now, or when the graph runs; in a graph for a session, when it runs the returned operation.
 
     Args:
         variables: TensorFlow's or Keras' variables, such as ``model.variables`` or ``optimizer.variables``, in the same order on every rank.
@@ -22,7 +24,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: A
         process_set: None.
         inplace: ignored; the variables are always overwritten in place.
     """
-    broadcast_(list(variables), root_rank, process_set=process_set)
+    assigned = broadcast_(list(variables), root_rank, process_set=process_set)
+    return tf.group(*assigned) if is_for_session() else None
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None, process_set: Any = None) -> Any:

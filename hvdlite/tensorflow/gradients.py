@@ -2,7 +2,8 @@
 
 In a graph gradients are handed over as soon as they exist, large ones by a function each, in the order in which the backward pass makes them,
 and the last function waits for all. TensorFlow runs the functions of a graph that have side effects in the order in which they were
-traced, so ranks hand over and wait in the same order, and no wait can take the thread that a hand-over needs.
+traced, so ranks hand over and wait in the same order, and no wait can take the thread that a hand-over needs. In the graphs of a session the
+wait depends on all that is handed over, and has a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hvdlite.agreement import check_start, first_difference, note_start
 from hvdlite.errors import UnsupportedError
 
 from .compression import Compression
-from .tensors import as_array, copied, in_creation_order, is_tracing, plain_python, refuse_xla
+from .tensors import apart, as_array, copied, in_creation_order, is_for_session, is_tracing, plain_python, refuse_xla
 
 Gradient: TypeAlias = Any
 """A tensor, ``tf.IndexedSlices``, or None where the loss does not depend on the parameter."""
@@ -127,10 +128,13 @@ class GradientExchange:
         with tf.name_scope("hvdlite_exchange"):
             given = {i: self._slices(i, gradients[i]) if self._is_sparse(i) else (self._dense(i, gradients[i]),) for i in present}
             *early, last = self._calls(in_creation_order({i: gradients[i] for i in given}))
-            for numbers in early:
-                tf.numpy_function(partial(self._traced_hand_over, numbers), [t for i in numbers for t in given[i]], [])
             types = [tf.as_dtype(dtype) for i in wanted for dtype in [tf.int64] * self._is_sparse(i) + [self._parameters[i].dtype]]
-            outputs = iter(tf.numpy_function(partial(self._traced_finish, last, wanted, left_out), [t for i in last for t in given[i]], types))
+            if is_for_session():
+                outputs = iter(self._in_session([*early, last], given, wanted, left_out, types))
+            else:
+                for numbers in early:
+                    tf.numpy_function(partial(self._traced_hand_over, numbers), [t for i in numbers for t in given[i]], [])
+                outputs = iter(tf.numpy_function(partial(self._traced_finish, last, wanted, left_out), [t for i in last for t in given[i]], types))
         results: list[Gradient] = [None] * len(gradients)
         for i in wanted:
             parameter, first = self._parameters[i], next(outputs)
@@ -140,6 +144,18 @@ class GradientExchange:
             else:
                 results[i] = tf.ensure_shape(first, parameter.shape)
         return results
+
+    def _in_session(
+        self, calls: Sequence[Sequence[int]], given: dict[int, tuple[tf.Tensor, ...]], wanted: Sequence[int], left_out: Sequence[int], types: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """A session keeps no order by itself, and its threads must not wait: see :func:`apart`."""
+        handed = [tf.numpy_function(partial(self._session_hand_over, numbers), [t for i in numbers for t in given[i]], tf.int64) for numbers in calls]
+        return apart(lambda _: self._traced_finish((), wanted, left_out), tf.add_n(handed), types)
+
+    def _session_hand_over(self, numbers: Sequence[int], *arrays: Array) -> Array:
+        """Returns something, so that what waits can depend on it."""
+        self._traced_hand_over(numbers, *arrays)
+        return np.int64(len(numbers))
 
     def _calls(self, order: Sequence[int]) -> list[list[int]]:
         """Which gradients one function hands over. A call costs as much as copying :data:`_CALL_BYTES`, so small ones go together; the last waits, too."""

@@ -498,6 +498,28 @@ def test_a_callback_in_front_that_goes_its_own_way_is_refused(rank, size):
 
 
 @pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("averaging", [hvd.DataParallel, hvd.callbacks.MetricAverageCallback])
+def test_a_callback_that_judges_metrics_before_they_are_averaged_is_refused(averaging, rank, size):
+    """Before the first step, on every rank, in ``fit`` and where the list is made by hand; other callbacks may stand in front."""
+    x, y = batches(2, size)
+    model = build()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    before = weights(model)
+    harmless, average = keras.callbacks.LambdaCallback(), averaging()
+    judges = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss"), hvd.callbacks.BestModelCheckpoint("loss")]
+    for judge in judges:
+        name = type(judge).__name__
+        order = rf"order LambdaCallback, {name}, {averaging.__name__}, so {name}\(monitor='loss'\).*put {averaging.__name__} first in the list"
+        with pytest.raises(hvdlite.SettingError, match=order):
+            fit(model, rows(x, rank), rows(y, rank), callbacks=[harmless, judge, average])
+        with pytest.raises(hvdlite.SettingError, match=order):
+            keras.callbacks.CallbackList([harmless, judge, average], model=model)
+    assert np.array_equal(weights(model), before)
+    fit(model, rows(x, rank), rows(y, rank), callbacks=[harmless, average, *judges[:2]])
+    assert_equal_everywhere(model)
+
+
+@pytest.mark.usefixtures("several")
 def test_a_scaler_that_decides_alone_is_refused(rank, size):
     x, y = batches(1, size)
     model = build()

@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import Array, Average, SettingError, Sum
 
 from ..tensors import plain_python
-from .calls import called, check_process_set, traced_name
+from .calls import Call, called, check_process_set, traced_name
 from .reduction import reduced
 
 
@@ -34,8 +34,8 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
             )
     name = traced_name(name, "grouped_allgather")
 
-    def communicate(*arrays: Array) -> list[Array]:
-        found = hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name).wait()
+    def communicate(*arrays: Array) -> Call:
+        found = yield hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name)
         rank = hvdlite.rank()
         return [whole for whole, _ in found] + [np.array([sum(lengths[:rank]), lengths[rank]], np.int64) for _, lengths in found]
 
@@ -59,8 +59,9 @@ def gather_rows(vector: tf.Tensor) -> tf.Tensor:
     name = traced_name(None, "rows")
     shape = tf.TensorShape([hvdlite.size(), *vector.shape])
 
-    def communicate(array: Array) -> list[Array]:
-        return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name).wait()[0]]
+    def communicate(array: Array) -> Call:
+        rows, _ = yield hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name)
+        return [rows]
 
     def gather(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:

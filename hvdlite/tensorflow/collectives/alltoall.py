@@ -11,7 +11,7 @@ import hvdlite
 from hvdlite import Array
 
 from ..tensors import plain_python
-from .calls import called, check_process_set, traced_name
+from .calls import Call, called, check_process_set, traced_name
 
 
 @plain_python
@@ -38,8 +38,8 @@ def _exchanged(tensor: tf.Tensor, splits: Any, name: str | None) -> tuple[tf.Ten
     """Gradients go back where the rows came from."""
     numbers = [] if splits is None else [tf.convert_to_tensor(splits)]
 
-    def communicate(array: Array, *splits: Array) -> list[Array]:
-        received, lengths = hvdlite.alltoall_async(np.array(array, order="C"), splits[0] if splits else None, name=name).wait()
+    def communicate(array: Array, *splits: Array) -> Call:
+        received, lengths = yield hvdlite.alltoall_async(np.array(array, order="C"), splits[0] if splits else None, name=name)
         return [received, np.array(lengths, np.int32)]
 
     def exchange(given: tf.Tensor) -> Any:

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, SettingError
+from hvdlite import Array, MismatchError, SettingError
 
-from ..tensors import as_array, is_tracing, plain_python, refuse_xla
+from ..errors import NO_PROBLEM, as_tensorflow_raises, problem_of, unless
+from ..tensors import apart, as_array, is_for_session, is_tracing, plain_python, refuse_xla
+
+Call: TypeAlias = Generator[hvdlite.Handle, Any, list[Array]]
+"""A collective on arrays: yields the handle to wait for, is sent its result, and returns arrays."""
 
 
-def called(communicate: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], outputs: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
-    """Run on arrays: now, or whenever the graph that is being traced comes to it."""
+def called(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], outputs: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
+    """Run on arrays: now, or whenever the graph that is being built comes to it."""
+
     if not is_tracing():
-        return [tf.constant(a) for a in communicate(*map(as_array, tensors))]
+        with as_tensorflow_raises():
+            call = communicate(*map(as_array, tensors))
+            return [tf.constant(a) for a in _ended(call, next(call))]
     refuse_xla("a collective")
-    results = tf.numpy_function(communicate, tensors, [dtype for dtype, _ in outputs])
-    return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
+    dtypes = [*(dtype for dtype, _ in outputs), tf.string]
+    *results, problem = _in_session(communicate, tensors, dtypes) if is_for_session() else _in_function(communicate, tensors, dtypes)
+    with tf.control_dependencies([unless(problem)]):
+        return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
+
+
+def _in_function(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """Functions of a graph run in the order in which they were traced, so one that waits keeps none from handing over."""
+
+    def begin_and_end(*arrays: Array) -> list[Any]:
+        call = communicate(*arrays)
+        return _ended_or_problem(call, next(call), dtypes)
+
+    found: list[tf.Tensor] = tf.numpy_function(begin_and_end, tensors, dtypes)
+    return found
+
+
+def _in_session(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """One function submits and returns at once; another waits, in no thread of the session's: see :func:`apart`."""
+    under_way: dict[int, tuple[Call, hvdlite.Handle]] = {}
+    numbers = itertools.count()
+
+    def begin(*arrays: Array) -> Array:
+        call, number = communicate(*arrays), next(numbers)
+        under_way[number] = call, next(call)
+        return np.int64(number)
+
+    def end(number: Array) -> list[Any]:
+        return _ended_or_problem(*under_way.pop(int(number)), dtypes)
+
+    return apart(end, tf.numpy_function(begin, tensors, tf.int64), dtypes)
+
+
+def _ended(call: Call, handle: hvdlite.Handle) -> list[Array]:
+    """Wait, and take the call to its end."""
+    try:
+        call.send(handle.wait())
+    except StopIteration as stop:
+        found: list[Array] = stop.value
+        return found
+    raise AssertionError("a call waits once")
+
+
+def _ended_or_problem(call: Call, handle: hvdlite.Handle, dtypes: Sequence[tf.DType]) -> list[Any]:
+    """The results and that there is no problem; or nothing and the problem."""
+    try:
+        return [*_ended(call, handle), NO_PROBLEM]
+    except MismatchError as error:
+        return [*(np.zeros(0, dtype.as_numpy_dtype) for dtype in dtypes[:-1]), problem_of(error)]
 
 
 def traced_name(name: str | None, kind: str) -> str | None:

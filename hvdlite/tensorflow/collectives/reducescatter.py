@@ -14,7 +14,7 @@ from hvdlite import Array, Average, ReduceOp, SettingError, Sum
 from ..compression import Compression
 from ..tensors import plain_python
 from .allgather import grouped_allgather
-from .calls import called, check_process_set, traced_name
+from .calls import Call, called, check_process_set, traced_name
 
 
 @plain_python
@@ -77,10 +77,9 @@ def _scattered(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, post
     """Every rank is sent the gradients of all shares; with Sum they count as often as there are ranks, as in Horovod."""
     name = traced_name(name, "grouped_reducescatter")
 
-    def communicate(*arrays: Array) -> list[Array]:
+    def communicate(*arrays: Array) -> Call:
         given = [np.array(a, order="C") for a in arrays]
-        handle = hvdlite.grouped_reducescatter_async(given, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale)
-        found: list[Array] = handle.wait()
+        found: list[Array] = yield hvdlite.grouped_reducescatter_async(given, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale)
         return found
 
     def scatter(*given: tf.Tensor) -> Any:

@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import Array, Average, ReduceOp, SettingError, Sum
 
 from ..compression import Compression
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 
 
 def reduced(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, postscale: float, compression: Any, name: str | None) -> list[tf.Tensor]:
@@ -20,9 +20,9 @@ def reduced(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, postsca
     compressor = Compression.resolve(compression)
     name = traced_name(name, "allreduce")
 
-    def communicate(*arrays: Array) -> list[Array]:
+    def communicate(*arrays: Array) -> Call:
         results = [np.array(a, order="C") for a in arrays]
-        hvdlite.allreduce_async(results, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compressor).wait()
+        yield hvdlite.allreduce_async(results, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compressor)
         return results
 
     def reduce(*given: tf.Tensor) -> Any:
