@@ -9,15 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError
+from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError, ProcessSetError
 from .members import Members
 from .negotiation import Agreement, Negotiator, Vote
-from .orders import UseSlots
+from .orders import Order, UseSlots
 from .running import Running
 from .settings import Settings
 from .stalls import StallWatch
@@ -26,6 +26,9 @@ from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
 from .telemetry.timeline import Timeline
 from .transports import CONTROL, Transport
+
+_ROUNDS_TO_AGREE = 4
+"""In so many rounds all is settled that ranks can agree on: one that some began early, two to announce and compare what is new, and one more."""
 
 
 @dataclass
@@ -63,7 +66,10 @@ class Channel:
         self._use_slots(settings.slots_in_use or settings.slots)
         self._wide = False  # as agreed last
         self._num_dealt = 0
-        self._leave = False
+        self._leave = self._agree_first = self._is_closed = False
+        self._in_vain = 0  # rounds in succession that settled nothing
+        self.on_departure: Callable[[frozenset[int]], None] | None = None
+        """Told of ranks that have left, by the communication thread."""
         self._left: frozenset[int] = frozenset()
         self._refusal: Exception | None = None  # why nothing can be submitted any more
 
@@ -120,8 +126,13 @@ class Channel:
         with self._lock:
             self._refusal = self._refusal or reason
 
-    def leave(self) -> None:
-        """Finish what is agreed, then tell the other ranks that this one is done. :attr:`has_ended` says when they know."""
+    def leave(self, *, agree_first: bool = False) -> None:
+        """Finish what is agreed, then tell the other ranks that this one is done. :attr:`has_ended` says when they know.
+
+        Args:
+            agree_first: no rank submits anything any more; what all have submitted is agreed on and done first.
+        """
+        self._agree_first, self._in_vain = agree_first, 0
         self._leave = True
         self._common.wake.set()
 
@@ -159,6 +170,8 @@ class Channel:
 
     def look(self) -> bool:
         """Take what was submitted, and let what is under way progress; whether anything moved."""
+        if self._is_closed:
+            return False
         moved = self._take()
         moved |= self._negotiate()
         moved |= self._advance()
@@ -167,8 +180,13 @@ class Channel:
         return moved
 
     def end(self) -> None:
-        """What came in just before submissions were refused."""
+        """After the last look: refuse what came in just before submissions were refused."""
         self._take()
+
+    def close(self) -> None:
+        """After :meth:`end`, with every other rank: free what the transport has taken."""
+        self._is_closed = True  # this round of looks may still come here
+        self.transport.close()
 
     def _take(self) -> bool:
         moved = bool(self._inbox)
@@ -188,9 +206,8 @@ class Channel:
     def _negotiate(self) -> bool:
         if self._left or self.topology.size == 1:
             return False
-        if self._leave and self._round is None and not self._negotiator.leaving and not self._is_busy:
-            assert self._refusal is not None
-            self._fail(self._negotiator.pending, self._too_early(self._refusal))
+        if self._leave and self._round is None and not self._negotiator.leaving and not self._is_busy and not self._may_agree:
+            self._fail(self._negotiator.pending, self._too_early())
             self._negotiator.leave()
         if self._round is None:
             if not self._negotiator.has_business or time.monotonic() < self._next_round_at:
@@ -215,37 +232,42 @@ class Channel:
         if agreement.leaving:
             self._part(agreement.leaving)
         elif agreement.settled_something:
-            self._round_delay = 0.0
+            self._round_delay, self._in_vain = 0.0, 0
         else:  # ranks wait for different things: no hurry, and less with every round in vain
+            self._in_vain += 1
             self._round_delay = min(max(0.5e-3, 1.2 * self._round_delay), 10e-3)
             self._next_round_at = time.monotonic() + self._round_delay
 
-    def _too_early(self, refusal: Exception) -> Exception:
-        """For what this rank waits for when it leaves."""
-        if isinstance(refusal, PeerLeftError):
-            return refusal
-        return EngineError(f"{self._what_ended} before this collective was complete; wait for its handle first")
-
     @property
-    def _what_ended(self) -> str:
-        return f"{self.members.set_name} was removed, or hvdlite shut down," if self.members.set_id else "hvdlite.shutdown() was called"
+    def _may_agree(self) -> bool:
+        """Whether this rank, before it leaves, waits for agreement on what was submitted."""
+        return self._agree_first and bool(self._negotiator.pending) and self._in_vain < _ROUNDS_TO_AGREE
+
+    def _too_early(self) -> Exception:
+        """For what this rank waits for when it leaves."""
+        if isinstance(self._refusal, PeerLeftError):
+            return self._refusal
+        what = f"{self.members.set_name} was removed" if isinstance(self._refusal, ProcessSetError) else "hvdlite.shutdown() was called"
+        return EngineError(f"{what} before this collective was complete; wait for its handle first")
 
     def _part(self, leaving: frozenset[int]) -> None:
         self._left = leaving
         others = sorted(leaving - {self.topology.rank})
         if others and self.topology.rank not in leaving:
-            waiting = self._negotiator.pending
-            if self._leave:  # it is about to leave as well
-                assert self._refusal is not None
-                error = self._too_early(self._refusal)
+            if isinstance(self._refusal, ProcessSetError):  # this rank is about to leave as well
+                error = self._too_early()
             else:
-                error = self._left_behind(self.members.ranks[others[0]], waiting)
+                error = self.left_behind(self.members.ranks[others[0]])
                 with self._lock:
                     self._refusal = error
-            self._fail(waiting, error)
+            self._fail(self._negotiator.pending, error)
             self._negotiator.clear()
+            if self.on_departure is not None:
+                self.on_departure(frozenset(self.members.ranks[r] for r in others))
 
-    def _left_behind(self, other: int, waiting: Sequence[str]) -> PeerLeftError:
+    def left_behind(self, other: int) -> PeerLeftError:
+        """What to say of a rank that has left."""
+        waiting = self._negotiator.pending
         what = f"waits for {waiting[0]!r}" if waiting else "goes on"
         return PeerLeftError(
             f"rank {other} has finished while rank {self.rank} {what}{self.members.where}; every rank must run the same number of collectives; "
@@ -280,9 +302,12 @@ class Channel:
         if isinstance(operation, UseSlots) and self._slots_owner in (None, operation.name):
             self._slots_owner, operation.is_granted = operation.name, True
             self._use_slots(operation.num_slots)
-        self._lanes[self._next_lane].append((group, self._wide, self._num_dealt))
+        if isinstance(operation, Order):  # these run one after the other, in the same order on every rank
+            self._lanes[0].append((group, self._wide, self._num_dealt))
+        else:
+            self._lanes[self._next_lane].append((group, self._wide, self._num_dealt))
+            self._next_lane = (self._next_lane + 1) % self._slots_in_use
         self._num_dealt += 1
-        self._next_lane = (self._next_lane + 1) % self._slots_in_use
 
     def _use_slots(self, num_slots: int) -> None:
         """Deal to so many lanes, from the first one on. Lanes keep what they have."""

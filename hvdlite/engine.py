@@ -13,7 +13,7 @@ import time
 from ._promptness import make_prompt
 from .channel import Channel, Common
 from .errors import EngineError, HorovodInternalError
-from .members import Members
+from .registry import Registry
 from .settings import Settings
 from .submissions import Handle, Operation
 from .telemetry.last import LastCollective
@@ -30,8 +30,8 @@ class Engine:
 
     def __init__(self, transport: Transport, settings: Settings, metrics: Metrics, last: LastCollective):
         self._common = Common(settings, metrics, last)
-        self.channel = Channel(transport, self._common, Members(range(transport.topology.size)))
-        """That of all ranks."""
+        self.sets = Registry(transport, self._common)
+        """Who communicates with whom."""
         self.is_broken = False
         """Whether the thread ended with a fault, so that the transport is in an unknown state."""
         self._thread: threading.Thread | None = None
@@ -40,6 +40,11 @@ class Engine:
             self._thread.start()
 
     # --- the users' side ---
+
+    @property
+    def channel(self) -> Channel:
+        """What all ranks have in common."""
+        return self.sets.everyone
 
     @property
     def timeline(self) -> Timeline | None:
@@ -56,38 +61,33 @@ class Engine:
 
     def stop(self) -> bool:
         """Leave the job: finish what is agreed, tell the other ranks, end the thread. Whether every rank left together."""
-        for channel in self._channels:
-            channel.refuse(EngineError("hvdlite has been shut down; nothing can be communicated after that; call hvdlite.init() again"))
+        self.sets.leave_all(EngineError("hvdlite has been shut down; nothing can be communicated after that; call hvdlite.init() again"))
         if self._thread is None:
             return True
-        for channel in self._channels:
-            channel.leave()
         self._thread.join()
+        if self.channel.left_together:
+            self.sets.close_sets()
         return self.channel.left_together
 
     # --- the communication thread ---
-
-    @property
-    def _channels(self) -> tuple[Channel, ...]:
-        return (self.channel,)
 
     def _run(self) -> None:
         settings, wake = self._common.settings, self._common.wake
         pause = _Pause(settings.poll_min_us * 1e-6, settings.poll_max_us * 1e-6)
         make_prompt()
         try:
-            while not all(channel.has_ended for channel in self._channels):
+            while not all(channel.has_ended for channel in self.sets.channels):
                 moved = False
-                for channel in self._channels:
+                for channel in self.sets.channels:
                     moved |= channel.look()
                 if moved:
                     pause.reset()
-                elif all(channel.is_idle for channel in self._channels):
+                elif all(channel.is_idle for channel in self.sets.channels):
                     wake.wait(IDLE_LOOK_SECONDS)
                     wake.clear()
                 else:
                     pause.take()
-            for channel in self._channels:
+            for channel in self.sets.channels:
                 channel.end()
         except BaseException as cause:  # noqa: BLE001 - whatever it was, every waiting thread must hear of it
             self._break_down(cause)
@@ -100,7 +100,7 @@ class Engine:
         )
         error.__cause__ = cause if error is not cause else error.__cause__
         self.is_broken = True
-        for channel in self._channels:
+        for channel in self.sets.channels:
             channel.break_down(error, cause)
 
 

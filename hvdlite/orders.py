@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
+from .compression import AllGather, Finish
 from .negotiation import Signature, Vote
 from .submissions import Program
+from .transports import Pending
 
 
 @dataclass
@@ -51,3 +55,69 @@ class UseSlots(Order):
         """It was done when it was dealt."""
         yield from ()
         return self.is_granted
+
+
+class Registry(Protocol):
+    """What the orders about process sets are given to. Called by the communication thread, in the same order on every rank."""
+
+    def why_not(self, ranks: Sequence[int]) -> str | None:
+        """What speaks against such a set, in words; the same on every rank."""
+
+    def reserve(self, ranks: Sequence[int]) -> int:
+        """Room in shared memory for the set, if this rank is in it: its place, or -1."""
+
+    def open(self, ranks: Sequence[int], places: Sequence[int]) -> int:
+        """Register the set. ``places``: of its ranks. Returns its number."""
+
+    def refuse(self, set_id: int) -> bool:
+        """Take no more collectives of the set. False: there is no such set."""
+
+    def leave(self, set_id: int) -> Pending:
+        """Let this rank leave the set, of which no rank takes collectives any more; done when all that can be agreed is done, and the others know."""
+
+    def forget(self, set_id: int) -> None:
+        """No rank uses it any more."""
+
+
+@dataclass
+class AddSet(Order):
+    """Register a process set on every rank. The result is its number, or in words what speaks against it."""
+
+    ranks: tuple[int, ...]
+    registry: Registry
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "add_process_set"
+
+    def __post_init__(self) -> None:
+        self.signature = Signature(name=self.name, kind=self.kind, ranks=self.ranks).encode()
+
+    def program(self, vote: Vote) -> Program:
+        """Its ranks need to know where in shared memory the others have room."""
+        problem = self.registry.why_not(self.ranks)
+        if problem is not None:
+            return problem
+        places = yield AllGather((np.array([self.registry.reserve(self.ranks)], np.int64),))
+        return self.registry.open(self.ranks, [int(places[rank][0][0]) for rank in self.ranks])
+
+
+@dataclass
+class RemoveSet(Order):
+    """Forget a process set on every rank, after what its ranks have agreed on is done. The result says whether there was one."""
+
+    set_id: int
+    registry: Registry
+    signature: bytes = field(init=False)
+    kind: ClassVar[str] = "remove_process_set"
+
+    def __post_init__(self) -> None:
+        self.signature = Signature(name=self.name, kind=self.kind, op=str(self.set_id)).encode()
+
+    def program(self, vote: Vote) -> Program:
+        """No rank leaves before all have stopped submitting, so what all have submitted is done; no memory is given back before all have left."""
+        if not self.registry.refuse(self.set_id):
+            return False
+        yield AllGather((np.zeros(1, np.int64),))
+        yield Finish(self.registry.leave(self.set_id))
+        yield AllGather((np.zeros(1, np.int64),))
+        self.registry.forget(self.set_id)
+        return True

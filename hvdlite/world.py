@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import settings as settings_module
+from .channel import Channel
 from .engine import Engine
-from .errors import ForkedError, NotInitializedError, SettingError, WorldSizeError
+from .errors import ForkedError, NotInitializedError, ProcessSetError, SettingError, WorldSizeError
 from .seeding import seed_everything
 from .settings import Settings
 from .telemetry.last import LastCollective
@@ -38,6 +39,8 @@ class World:
     metrics: Metrics
     reports: Reports = field(default_factory=Reports)
     pid: int = field(default_factory=os.getpid)
+    comm: Any = None
+    """The communicator that init() was given."""
     remarked: set[str] = field(default_factory=set)
     kept: dict[Hashable, Any] = field(default_factory=dict)
     """What adapters keep between two calls that have no object in common; each under keys of its own."""
@@ -46,6 +49,21 @@ class World:
     def topology(self) -> Topology:
         """Where this process stands."""
         return self.transport.topology
+
+    def channel(self, process_set: Any = None) -> Channel:
+        """What this rank has in common with a ``hvd.ProcessSet``; with all ranks where that is None.
+
+        Raises:
+            ProcessSetError: the set is not registered, or this rank is not in it.
+        """
+        if process_set is None:
+            return self.engine.channel
+        set_id = getattr(process_set, "process_set_id", None)
+        if not isinstance(set_id, int):
+            raise ProcessSetError(
+                f"process_set={process_set}; a set that is registered is expected; pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() first"
+            )
+        return self.engine.sets.channel(set_id)
 
     def auto_name(self, kind: str) -> str:
         """A name for a collective that was given none; equal on all ranks that call in the same order."""
@@ -71,12 +89,11 @@ class World:
 _world: World | None = None
 
 
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job. A second call does nothing.
+def init(comm: Any = None) -> None:
+    """Join the job; :func:`hvdlite.init` also registers process sets. A second call does nothing.
 
     Args:
         comm: an ``mpi4py`` communicator to use instead of all processes.
-        process_sets: not supported in this version; only None, or an empty list.
     Raises:
         WorldSizeError: the environment promises several processes and MPI sees one.
         MissingDependencyError: MPI is needed and absent.
@@ -84,8 +101,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     global _world
     if _world is not None:
         return
-    if process_sets:
-        raise SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
     settings = Settings.from_environ()
     _configure_log(settings)
     stop_at = parse_stop(settings.stop_at)
@@ -95,7 +110,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         seed_everything(settings.seed, rank)
     reports = Reports(settings.report_file, stop_at, rank)
     last = LastCollective(settings_module.job_directory(), rank)
-    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, comm=comm)
     atexit.register(shutdown)
     ignored = settings_module.ignored_horovod_variables()
     if ignored and transport.topology.rank == 0:
@@ -266,7 +281,7 @@ def _through_memory(transport: MpiTransport, settings: Settings) -> Transport:
 
     if topology.local_size == topology.size:
         arena_bytes = node_bytes(transport)
-        return shared_memory.SharedMemoryTransport(transport, settings.slots, arena_bytes) if arena_bytes else transport
+        return shared_memory.connect(transport, settings.slots, arena_bytes) if arena_bytes else transport
     return hierarchical.connect(transport, settings.slots, node_bytes) or transport
 
 
