@@ -22,6 +22,7 @@ from .collectives import (
     grouped_allgather_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
     reducescatter,
     reducescatter_async,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "metrics",

@@ -60,16 +60,17 @@ class StallWatch:
         """Whether it is time to look again."""
         return time.monotonic() - self._looked_at > LOOK_SECONDS
 
-    def look(self, waiting: Sequence[tuple[str, float]]) -> StalledError | None:
+    def look(self, waiting: Sequence[tuple[str, float]], *, has_joined: bool = False) -> StalledError | None:
         """Answer other ranks' questions; ask and report when something here has waited too long.
 
         Args:
             waiting: ``(name, since when)`` of everything this rank waits for.
+            has_joined: this rank keeps nobody waiting.
         Returns:
             The error with which to give up, when the limit for that is passed.
         """
         now = self._looked_at = time.monotonic()
-        self._answer(waiting)
+        self._answer(waiting, has_joined)
         if not waiting:
             self._asked_at = 0.0
             return None
@@ -88,7 +89,7 @@ class StallWatch:
         topology = self._transport.topology
         return [r for r in range(topology.size) if r != topology.rank]
 
-    def _answer(self, waiting: Sequence[tuple[str, float]]) -> None:
+    def _answer(self, waiting: Sequence[tuple[str, float]], has_joined: bool) -> None:
         mine = [name for name, _ in waiting]
         for sender, raw in self._transport.notes():
             try:
@@ -97,7 +98,7 @@ class StallWatch:
                 continue
             match note:
                 case _Ask(names):
-                    tell = _Tell([n for n in names if n in mine], _some(mine), where_is_the_main_thread(), socket.gethostname(), os.getpid())
+                    tell = _Tell([n for n in names if has_joined or n in mine], _some(mine), where_is_the_main_thread(), socket.gethostname(), os.getpid())
                     self._transport.post(sender, _ENCODE(tell))
                 case tell:
                     self._told[sender] = tell

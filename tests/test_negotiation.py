@@ -138,7 +138,7 @@ def test_known_names_take_one_request_without_details():
         assert len(ranks.requests) == 1
         (vector,) = {(type(r), r.op, r.array.nbytes) for r in ranks.requests[0]}
         assert vector[:2] == (AllReduce, "band")
-        assert vector[2] <= 8 * (2 + 3 * 4)
+        assert vector[2] <= 8 * (3 + 3 * 4)
 
 
 def test_news_of_a_rank_stays_with_the_others_until_they_need_it():

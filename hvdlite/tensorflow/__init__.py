@@ -58,7 +58,7 @@ from .collectives import (
     size_op,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, join
 from .optimizer import DistributedOptimizer
 from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
@@ -105,6 +105,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",

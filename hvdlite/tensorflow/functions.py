@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import hvdlite
 
 from .collectives import broadcast_
 from .collectives.calls import check_process_set
-from .tensors import is_for_session, plain_python
+from .tensors import is_for_session, is_tracing, plain_python
 
 
 @plain_python
@@ -43,3 +44,15 @@ def allgather_object(obj: Any, session: Any = None, name: str | None = None, pro
     """The ranks' objects, in the order of ranks. ``session`` is ignored."""
     check_process_set(process_set)
     return hvdlite.allgather_object(obj, name)
+
+
+@plain_python
+def join() -> tf.Tensor:
+    """Say that this rank has no more data, and wait until all ranks have said so. The last one to say it, as a scalar.
+
+    Ranks that go on communicate among themselves: means are those of the ranks that take part, compressed or not. A rank that has waited here has the
+    weights of its last step; ``broadcast_variables(model.variables, root_rank=int(hvd.join()))`` gives all ranks those of the last one.
+    """
+    if is_tracing():
+        return tf.ensure_shape(tf.numpy_function(lambda: np.int32(hvdlite.join()), [], tf.int32), ())
+    return tf.constant(hvdlite.join())

@@ -224,8 +224,6 @@ class GradientExchange:
     def _gather(self, i: int, indices: Array, values: Array) -> None:
         self._begin(i)
         name = f"{self._name}.{self._parameters[i].name}"
-        if self._op is Average:
-            values = (values / hvdlite.size()).astype(values.dtype)
         parts = (indices, "indices"), (values, "values")
         first, second = (hvdlite.allgather_async(np.array(array, order="C"), name=f"{name}.{what}") for array, what in parts)
         self._gathers[i] = first, second
@@ -252,7 +250,12 @@ class GradientExchange:
                 check_start(weights, self._remedy, is_first=False)
         absent = self._buckets.finish() if self._buckets is not None else frozenset()
         with hvdlite.world().metrics.exposed():
-            return absent, {i: (indices.wait()[0], values.wait()[0]) for i, (indices, values) in gathers.items()}
+            return absent, {i: (indices.wait()[0], self._mean_of(values)) for i, (indices, values) in gathers.items()}
+
+    def _mean_of(self, values: hvdlite.Handle) -> Array:
+        """Gathered values, divided by the number of ranks that took part, if a mean is wanted."""
+        whole, _ = values.wait()
+        return (whole / values.num_ranks).astype(whole.dtype) if self._op is Average else whole
 
     def _agree(self, kinds: list[str]) -> None:
         """Before the first exchange: that the ranks train the same parameters, which of them are sparse, and how they lie in the buckets."""

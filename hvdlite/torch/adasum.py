@@ -169,6 +169,8 @@ class Deltas:
 
     def check_agreement(self) -> None:
         """Before the first step: that the ranks train the same parameters, from the same weights."""
+        if self._buckets.rejoin():
+            self._is_agreed = False
         if self._is_agreed:
             return
         self._is_agreed = True

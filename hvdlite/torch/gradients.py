@@ -184,6 +184,9 @@ class Gradients:
 
     def _agree(self) -> None:
         """Before the first exchange: that the ranks train the same parameters, and in which order these lie in the buckets."""
+        if self._buckets.rejoin():
+            self._refresh_views()
+            self._is_agreed = self._checked = False  # some have not stepped since: ranks compare anew
         if self._is_agreed:
             return
         self._is_agreed = True
@@ -230,6 +233,8 @@ class Gradients:
             old = self._views.get(parameter)
             if old is None or old.data_ptr() != array.ctypes.data:
                 self._views[parameter] = as_tensor(array)
+                if old is not None and parameter.grad is old:  # its values have moved
+                    parameter.grad = self._views[parameter]
 
 
 def _hand_to(gradients: weakref.ref[Gradients], parameter: torch.Tensor) -> None:

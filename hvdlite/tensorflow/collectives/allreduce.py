@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import hvdlite
 from hvdlite import Average, ReduceOp, Sum
 
 from ..compression import Compression, is_horovod_compressor
@@ -110,7 +109,7 @@ def check_slices(op: ReduceOp, prescale_factor: float, postscale_factor: float) 
 
 def reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, name: str | None) -> tf.IndexedSlices:
     """Gather indices and values: the sum is what they mean together."""
-    indices, values = grouped_allgather([slices.indices, slices.values], name)
+    indices, values, ones = grouped_allgather([slices.indices, slices.values, tf.ones((1,), tf.int32)], name)
     if op is Average:
-        values = tf.truediv(values, tf.cast(hvdlite.size(), values.dtype))
+        values = tf.truediv(values, tf.cast(tf.size(ones), values.dtype))  # by the number of those that take part
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -58,7 +58,8 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Re
         (indices, _), (values, _) = result
         total = _coalesced(torch.sparse_coo_tensor(as_tensor(indices).t(), as_tensor(values), shape, check_invariants=False), wide=True)
         if op is Average:
-            mean = total.values() / hvdlite.size() if dtype.is_floating_point or dtype.is_complex else total.values().div(hvdlite.size(), rounding_mode="trunc")
+            is_whole = not (dtype.is_floating_point or dtype.is_complex)
+            mean = total.values().div(core.num_ranks, rounding_mode="trunc" if is_whole else None)
             total = torch.sparse_coo_tensor(total.indices(), mean, shape, is_coalesced=True, check_invariants=False)
         return total.to(dtype)
 
