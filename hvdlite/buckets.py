@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """The gradients of one optimizer, and their exchange."""
+    """The gradients of one optimizer, and their exchange among the ranks of ``process_set``, or all."""
 
     def __init__(
         self,
@@ -117,20 +118,23 @@ class GradientBuckets:
         op: ReduceOp = Average,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        process_set: Any = None,
     ):
         self._world, self._name = world, name
+        self._channel = world.channel(process_set)
+        self._transport, self._topology = self._channel.transport, self._channel.topology
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
-        if compressor is not None and not compressor.any_dtype and world.transport.num_carriers and op is not Adasum:
-            parameters = _shared_out(parameters, compressor, world.transport.num_carriers)
+        if compressor is not None and not compressor.any_dtype and self._transport.num_carriers and op is not Adasum:
+            parameters = _shared_out(parameters, compressor, self._transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
         self._tuner: Tuner | None = None
         self._num_steps, self._wants_tuner = 0, True
-        self._num_joins = world.engine.channel.num_joins  # when it was last made sure that ranks lie alike
+        self._num_joins = self._channel.num_joins  # when it was last made sure that ranks lie alike
         self._step_began: float | None = None  # None: unknown, or of no interest
-        self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
+        self._memory = self._transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
 
     def view(self, name: str) -> Array:
@@ -160,16 +164,15 @@ class GradientBuckets:
     def rejoin(self) -> bool:
         """Before a step's first gradient. Where ranks have joined since the last one, all that step now follow the one that has taken the most steps;
         whether this was so: then views may have changed."""
-        engine = self._world.engine
-        if self._num_joins == engine.channel.num_joins:
+        if self._num_joins == self._channel.num_joins:
             return False
-        self._num_joins = engine.channel.num_joins
+        self._num_joins = self._channel.num_joins
         names = sorted(self._parameters)
         place = {name: i for i, name in enumerate(names)}
         wants_tuner = self._wants_tuner or self._tuner is not None
         how = [self._observed is None, wants_tuner, self._in_use.bucket_bytes]
-        mine = [self._num_steps, -self._world.topology.rank, *how, *(place[name] for name in self._parameters)]
-        gathered, _ = engine.submit(AllGatherOperation(f"{self._name}.rejoin", np.array([mine], np.int64), self._world.topology.size)).wait()
+        mine = [self._num_steps, -self._topology.rank, *how, *(place[name] for name in self._parameters)]
+        gathered, _ = self._channel.submit(AllGatherOperation(f"{self._name}.rejoin", np.array([mine], np.int64), self._topology.size)).wait()
         everyone: list[list[int]] = gathered.tolist()
         if all(theirs[:1] + theirs[2:] == mine[:1] + mine[2:] for theirs in everyone):
             return True
@@ -221,7 +224,7 @@ class GradientBuckets:
                 assert bucket.handle is not None
                 try:
                     absent |= bucket.handle.wait()
-                    all_here &= bucket.handle.num_ranks == self._world.topology.size
+                    all_here &= bucket.handle.num_ranks == self._topology.size
                 except HorovodInternalError as failure:
                     failures.append(failure)
         for bucket in self._buckets:
@@ -239,7 +242,7 @@ class GradientBuckets:
         return absent
 
     def _rejoin_at_beginning(self) -> None:
-        if self._num_joins != self._world.engine.channel.num_joins and not any(b.ready or b.handle for b in self._buckets):
+        if self._num_joins != self._channel.num_joins and not any(b.ready or b.handle for b in self._buckets):
             self.rejoin()
 
     def _submit(self, bucket: _Bucket) -> None:
@@ -248,22 +251,22 @@ class GradientBuckets:
         if bucket.operation is None or bucket.signature != signature:
             bucket.signature = signature
             layout = [(p.name, p.shape) for p in bucket.plan.parameters]
-            topology = self._world.topology
+            topology = self._topology
             bucket.operation = AllReduceOperation(
                 bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True,
                 carrier=self._carrier_of(bucket),
             )  # fmt: skip
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
-        size = self._world.topology.size
+        size = self._topology.size
         self._world.metrics.dense_bytes += round(2 * (size - 1) / size * bucket.flat.nbytes)
-        bucket.handle = self._world.engine.submit(bucket.operation)
+        bucket.handle = self._channel.submit(bucket.operation)
 
     def _carrier_of(self, bucket: _Bucket) -> Carrier | None:
-        chosen, topology = bucket.plan.parameters[0].carrier, self._world.topology
-        if chosen is None or not bucket.plan.compressed or not self._world.transport.holds(bucket.flat):
+        chosen, topology = bucket.plan.parameters[0].carrier, self._topology
+        if chosen is None or not bucket.plan.compressed or not self._transport.holds(bucket.flat):
             return None
-        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, self._world.transport.num_nodes)
+        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, self._transport.num_nodes)
 
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []
@@ -287,7 +290,7 @@ class GradientBuckets:
         place = {name: i for i, name in enumerate(names)}
         order = list(dict.fromkeys([*observed, *names]))
         permutation = np.array([place[name] for name in order], np.int64)
-        everyones, _ = self._world.engine.submit(AllGatherOperation(f"{self._name}.order", permutation, self._world.topology.size)).wait()
+        everyones, _ = self._channel.submit(AllGatherOperation(f"{self._name}.order", permutation, self._topology.size)).wait()
         self._reorder([names[i] for i in everyones[: len(names)]])
 
     def _reorder(self, order: Sequence[str]) -> None:
@@ -321,7 +324,7 @@ class GradientBuckets:
     def _make_tuner(self) -> Tuner | None:
         """None where there is nothing to choose."""
         knobs, default = self._world.settings, self._in_use
-        if self._world.topology.size == 1:
+        if self._topology.size == 1:
             return None
         sizes = BUCKET_BYTES if not knobs.bucket_bytes and self._may_deal_anew else (default.bucket_bytes,)
         slots = [default.num_slots] if knobs.slots_in_use else [knobs.slots, *(s for s in SLOTS if s < knobs.slots)]
@@ -337,14 +340,13 @@ class GradientBuckets:
         Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order, and Adasum adds
         up its products over other shares.
         """
-        world = self._world
-        in_order = world.topology.size == 2 or (world.transport.holds(self._memory) and not world.transport.num_carriers)
+        in_order = self._topology.size == 2 or (self._transport.holds(self._memory) and not self._transport.num_carriers)
         return self._op is not Adasum and in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
 
     def _follow(self, tuner: Tuner) -> None:
         if tuner.is_through:
-            seconds, topology = np.array(tuner.medians()), self._world.topology
-            self._world.engine.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
+            seconds, topology = np.array(tuner.medians()), self._topology
+            self._channel.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
             tuner.conclude(seconds.tolist())
         before, self._in_use = self._in_use, tuner.current
         if self._in_use.num_slots != before.num_slots and not self._ask_for_slots(self._in_use.num_slots):  # a rank has joined meanwhile
@@ -354,12 +356,12 @@ class GradientBuckets:
             self._lay_out_anew(list(self._parameters))
         if tuner.decision is not None:
             self._tuner = None
-            if self._world.topology.rank == 0:
+            if self._topology.rank == 0:
                 LOG.info(_in_words(tuner.decision))
 
     def _ask_for_slots(self, num_slots: int) -> bool:
         """Have so many in use from now on; whether it is this optimizer that chooses."""
-        return bool(self._world.engine.submit(UseSlots(f"{self._name}.slots", num_slots)).wait())
+        return bool(self._channel.submit(UseSlots(f"{self._name}.slots", num_slots)).wait())
 
 
 def _in_words(decision: Decision) -> str:

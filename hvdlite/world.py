@@ -63,7 +63,24 @@ class World:
             raise ProcessSetError(
                 f"process_set={process_set}; a set that is registered is expected; pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() first"
             )
-        return self.engine.sets.channel(set_id)
+        channel = self.engine.sets.channel(set_id)
+        if set_id and process_set.ranks != list(channel.members.ranks):
+            raise ProcessSetError(
+                f"process_set={process_set} is of an earlier init(), and {channel.members.set_name} has the ranks {list(channel.members.ranks)} now; a set "
+                "that is registered is expected; pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() again"
+            )
+        return channel
+
+    def partners(self, process_set: Any = None) -> Channel | None:
+        """:meth:`channel`, where this rank has something to exchange there; None if it is not in the set, or alone in it.
+
+        Raises:
+            ProcessSetError: the set is not registered.
+        """
+        if process_set is not None and process_set.process_set_id is not None and not process_set.included():
+            return None
+        channel = self.channel(process_set)
+        return channel if channel.topology.size > 1 else None
 
     def auto_name(self, kind: str) -> str:
         """A name for a collective that was given none; equal on all ranks that call in the same order."""

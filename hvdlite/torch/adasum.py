@@ -126,8 +126,10 @@ class Deltas:
         self._seen = dict.fromkeys(self._names, 0)
         self._has_shared = self._is_agreed = False
         self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
-        self._name = world.auto_name("optimizer")
-        self._buckets = GradientBuckets(world, self._name, self._parameters, Compression.resolve(options.compression), op=Adasum)
+        self._process_set = options.process_set
+        self._name = world.channel(options.process_set).auto_name("optimizer")
+        compressor = Compression.resolve(options.compression)
+        self._buckets = GradientBuckets(world, self._name, self._parameters, compressor, op=Adasum, process_set=options.process_set)
         this = weakref.ref(self)
         hooks = [p.register_post_accumulate_grad_hook(lambda parameter: _count(this, parameter)) for p in self._names if p.requires_grad]  # type: ignore[no-untyped-call]
         self.detach = weakref.finalize(self, lambda: [h.remove() for h in hooks])
@@ -162,7 +164,7 @@ class Deltas:
         self._has_shared = True
         gradients = [p.grad for p in self._names if p.grad is not None]
         finite = np.array([all(bool(torch.isfinite(g.coalesce().values() if g.is_sparse else g).all()) for g in gradients)], np.uint8)
-        hvdlite.allreduce_async([finite], name=f"{self._name}.finite", op=Min).wait()
+        hvdlite.allreduce_async([finite], name=f"{self._name}.finite", op=Min, process_set=self._process_set).wait()
         if not finite[0]:
             for gradient in gradients:
                 gradient.mul_(torch.nan)
@@ -174,10 +176,11 @@ class Deltas:
         if self._is_agreed:
             return
         self._is_agreed = True
-        problem = first_difference(hvdlite.allgather_object([(p.name, p.shape, p.dtype) for p in self._parameters], f"{self._name}.parameters"))
+        mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
+        problem = first_difference(hvdlite.allgather_object(mine, f"{self._name}.parameters", process_set=self._process_set), self._process_set)
         if problem:
             raise MismatchError(problem)
-        check_start(((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), BROADCAST)
+        check_start(((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), BROADCAST, process_set=self._process_set)
 
     def begin(self) -> None:
         """The step is about to change the parameters."""
