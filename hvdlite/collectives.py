@@ -254,10 +254,17 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The ranks' objects, in the order of ranks; none of ranks that have joined."""
-    name = name or world().channel(process_set).auto_name("allgather_object")
+    return list(objects_by_rank(obj, name, process_set).values())
+
+
+def objects_by_rank(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> dict[int, Any]:
+    """:func:`allgather_object`, with the rank of each: its number among all."""
+    channel = world().channel(process_set)
+    name = name or channel.auto_name("allgather_object")
     whole, lengths = allgather_async(np.frombuffer(pickle.dumps(obj), np.uint8).copy(), name=name, process_set=process_set).wait()
     ends = np.cumsum(lengths)
-    return [pickle.loads(whole[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True) if length]
+    parts = zip(channel.members.ranks, ends, lengths, strict=True)
+    return {rank: pickle.loads(whole[end - length : end].tobytes()) for rank, end, length in parts if length}
 
 
 def _number_of(root_rank: int, channel: Channel) -> int:

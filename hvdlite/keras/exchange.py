@@ -15,7 +15,7 @@ import numpy as np
 
 import hvdlite
 from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ReduceOp, Sum, allreduce_async, rank, size
-from hvdlite.agreement import check_start, first_difference, unique_names
+from hvdlite.agreement import check_start, first_difference, objects_by_rank, unique_names
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
 
@@ -120,8 +120,9 @@ class Exchange(ABC):
             return
         self._has_started = True
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables")
-        problem = first_difference([theirs for theirs, _ in everyone])
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.variables")
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], ranks=list(gathered))
         if problem:
             raise MismatchError(problem)
         check_start(zip(self._names, weights(), strict=True), REMEDY)

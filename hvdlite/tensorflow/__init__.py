@@ -58,7 +58,7 @@ from .collectives import (
     size_op,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, join
+from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, check_num_rank_power_of_2, join
 from .optimizer import DistributedOptimizer
 from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
@@ -93,6 +93,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",

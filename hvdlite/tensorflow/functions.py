@@ -56,3 +56,8 @@ def join() -> tf.Tensor:
     if is_tracing():
         return tf.ensure_shape(tf.numpy_function(lambda: np.int32(hvdlite.join()), [], tf.int32), ())
     return tf.constant(hvdlite.join())
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether a number is a power of two. Horovod's Adasum needs that; hvdlite's takes any number of ranks."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0

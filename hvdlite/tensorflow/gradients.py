@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import hvdlite
 from hvdlite import Adasum, Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ReduceOp
-from hvdlite.agreement import check_start, first_difference, note_start
+from hvdlite.agreement import check_start, first_difference, note_start, objects_by_rank
 from hvdlite.errors import UnsupportedError
 
 from .compression import Compression
@@ -262,8 +262,9 @@ class GradientExchange:
         if self._kinds:
             return
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, kinds, self._order), f"{self._name}.parameters")
-        problem = first_difference([theirs for theirs, _, _ in everyone])
+        gathered = objects_by_rank((mine, kinds, self._order), f"{self._name}.parameters")
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _, _ in everyone], ranks=list(gathered))
         if problem:
             raise MismatchError(problem)
         agreed = []

@@ -13,7 +13,7 @@ import torch
 
 import hvdlite
 from hvdlite import Adasum, GradientBuckets, Min, MismatchError, Parameter
-from hvdlite.agreement import check_start, first_difference
+from hvdlite.agreement import check_start, first_difference, objects_by_rank
 
 from .compression import Compression
 from .gradients import BROADCAST, Options, dtype_of, name_parameters
@@ -177,7 +177,8 @@ class Deltas:
             return
         self._is_agreed = True
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        problem = first_difference(hvdlite.allgather_object(mine, f"{self._name}.parameters", process_set=self._process_set), self._process_set)
+        gathered = objects_by_rank(mine, f"{self._name}.parameters", self._process_set)
+        problem = first_difference(list(gathered.values()), self._process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         check_start(((name, as_array(p.detach().contiguous())) for p, name in self._names.items()), BROADCAST, process_set=self._process_set)

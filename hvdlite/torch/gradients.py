@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, MismatchError, Parameter, ProcessSet, ReduceOp, SettingError
-from hvdlite.agreement import check_start, first_difference
+from hvdlite.agreement import check_start, first_difference, objects_by_rank
 
 from .compression import Compression
 from .sparse_gradients import agree_on_sparse, exchange_sparse
@@ -194,8 +194,9 @@ class Gradients:
             return
         self._is_agreed = True
         mine, process_set = [(p.name, p.shape, p.dtype) for p in self._parameters], self._options.process_set
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.parameters", process_set=process_set)
-        problem = first_difference([theirs for theirs, _ in everyone], process_set)
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.parameters", process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         if everyone[0][1]:

@@ -62,37 +62,16 @@ load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Co
 callbacks.BestModelCheckpoint(monitor='val_loss', verbose=0, mode='auto', save_freq='epoch')
 """  # noqa: E501
 
-_EVERYWHERE = [
-    "init",
-    "shutdown",
-    "is_initialized",
-    "start_timeline",
-    "stop_timeline",
-    "size",
-    "local_size",
-    "cross_size",
-    "rank",
-    "local_rank",
-    "cross_rank",
-    "mpi_threads_supported",
-    "mpi_enabled",
-    "mpi_built",
-    "gloo_enabled",
-    "gloo_built",
-    "nccl_built",
-    "ddl_built",
-    "ccl_built",
-    "cuda_built",
-    "rocm_built",
-    "Average",
-    "Sum",
-    "Compression",
-]
+_EVERYWHERE = {
+    *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
+    *("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
+    *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"),
+    *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
+    *("Average", "Sum", "Compression"),
+}
+_SETS = {"ProcessSet", "global_process_set", "add_process_set", "remove_process_set"}
 OTHER_NAMES = {
-    "hvdlite.tensorflow": [
-        *_EVERYWHERE,
-        *["is_homogeneous", "ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "Adasum", "Min", "Max", "Product", "elastic"],
-    ],
-    "hvdlite.tensorflow.keras": [*_EVERYWHERE, *["ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "callbacks", "elastic"]],
-    "hvdlite.keras": [*_EVERYWHERE, *["Adasum", "global_process_set", "callbacks", "elastic"]],
+    "hvdlite.tensorflow": _EVERYWHERE | _SETS | {"is_homogeneous", "Adasum", "Min", "Max", "Product", "elastic"},
+    "hvdlite.tensorflow.keras": _EVERYWHERE | _SETS | {"callbacks", "elastic"},
+    "hvdlite.keras": _EVERYWHERE | {"Adasum", "global_process_set", "callbacks", "elastic"},
 }
