@@ -158,3 +158,25 @@ def test_who_has_joined_keeps_nobody_waiting(thread_world, caplog):
 def test_a_world_of_one_is_always_the_last(thread_world):
     world = thread_world(1)
     assert result_of(world.engines[0].channel.join()) == 0
+
+
+def test_what_all_had_agreed_on_ends_as_it_began(thread_world):
+    """On rank 1 answers are late: there an operation of all three is under way when the two that go on have agreed on the next."""
+    world = thread_world(3, delay=lambda rank, lane: 0.3 if rank == 1 and lane >= 0 else 0.0, fusion_threshold_bytes=0, slots=2)
+
+    def run(rank):
+        channel = world.engines[rank].channel
+        first, second = np.full(3, rank + 1.0), np.full(3, rank + 1.0)
+        handles = [channel.submit(reduction("all", first, rank, 3, op=Sum))]
+        if rank == 0:
+            result_of(handles[0])
+            return result_of(channel.join())
+        handles.append(channel.submit(reduction("two", second, rank, 3, op=Sum)))
+        until(lambda: channel._attendance.has_changed or handles[1].done())
+        for handle in handles:
+            result_of(handle)
+        assert [h.num_ranks for h in handles] == [3, 2]
+        assert (first.tolist(), second.tolist()) == ([6, 6, 6], [5, 5, 5])
+        return result_of(channel.join())
+
+    on_all(3, run)
