@@ -16,6 +16,7 @@
        |- MismatchError                       ranks disagree about a tensor
        |- DuplicateNameError (ValueError)     the name is already in flight on this rank
        |- PeerLeftError                       another rank finished or failed while this one waited
+       |- UnsupportedError (ValueError)        a collective cannot do what was asked; also a NotImplementedError, as in Horovod
        |- StalledError                        a rank has not answered for too long
        `- EngineError                         the communication thread itself failed
 
@@ -82,6 +83,10 @@ class MismatchError(HorovodInternalError):
 
 class DuplicateNameError(HorovodInternalError, ValueError):
     """A tensor of the same name is still being processed on this rank."""
+
+
+class UnsupportedError(HorovodInternalError, SettingError, NotImplementedError):
+    """A collective cannot do what was asked. A wrong argument; but Horovod's scripts expect a RuntimeError or NotImplementedError."""
 
 
 class PeerLeftError(HorovodInternalError):

@@ -64,6 +64,10 @@ class Settings:
         600.0, "how long an elastic job waits for its smallest number of ranks", at_least=0, horovod="HOROVOD_ELASTIC_TIMEOUT"
     )
     check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
+    join: str = setting(
+        "active", "while ranks have joined: means of those active, every collective; or horovod: means divided by all, allreduce only",
+        choices=("active", "horovod"), shared=True,
+    )  # fmt: skip
     seed: int = setting(-1, "init() seeds random, numpy and the frameworks imported by then, each rank differently; -1: no", at_least=-1, shared=True)
     report_file: str = setting("", "rank 0 appends what hvd.report() is told to this file, as JSON lines", shared=True)
     stop_at: str = setting("", "hvd.report() ends the script then: steps=100, minutes=5, loss<=0.1 or accuracy>=0.9", shared=True)

@@ -13,6 +13,7 @@ OTHER = {
     "transport": "mpi",
     "ranks_per_node": "2,1",
     "check_parameters": "warn",
+    "join": "horovod",
     "report_file": "r.jsonl",
     "measure_folder": "measured",
     "stop_at": "steps=3",

@@ -1,6 +1,7 @@
 """hvdlite for Keras 3, on each of its backends: ``import hvdlite.keras as hvd``. Names, arguments and defaults are Horovod's."""
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -62,6 +63,7 @@ from .sharding import shard
 from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DataParallel",

@@ -15,7 +15,7 @@ import numpy as np
 
 import hvdlite
 from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ProcessSet, ReduceOp, Sum, allreduce_async, global_process_set
-from hvdlite.agreement import check_start, first_difference, unique_names
+from hvdlite.agreement import check_start, first_difference, objects_by_rank, unique_names
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
 
@@ -137,8 +137,9 @@ class Exchange(ABC):
     def _compare_variables(self) -> None:
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
         process_set = self.options.process_set
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables", process_set=process_set)
-        problem = first_difference([theirs for theirs, _ in everyone], process_set)
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.variables", process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         if everyone[0][1]:

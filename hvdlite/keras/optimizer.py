@@ -250,7 +250,7 @@ def make_options(
     """Check what a user asked for."""
     op = ReduceOp(op)
     if op not in (Average, Sum):
-        raise SettingError(f"op={op.name} of gradients; Average or Sum is expected; leave it out")
+        raise SettingError(f"op={op.name} of gradients with a Keras optimizer, as in Horovod; Average or Sum is expected; leave it out")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise SettingError(f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}; it splits the division of Average; leave one out")
     if backward_passes_per_step < 1:

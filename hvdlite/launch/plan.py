@@ -167,11 +167,12 @@ def _on_hosts(plan: Plan, directory: Path) -> Iterator[list[str]]:
 def _as_horovod(present: Mapping[str, str]) -> dict[str, str]:
     """The variables by which ranks, and what they start in turn, find hvdlite under the name horovod.
 
-    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning.
+    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning; and while ranks
+    have joined, its means are divided by the number of all.
     """
-    check = settings.env_name("check_parameters")
+    check, join = settings.env_name("check_parameters"), settings.env_name("join")
     path = os.pathsep.join([str(FOLDER), *filter(None, [present.get("PYTHONPATH")])])
-    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn"}
+    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn", join: present.get(join) or "horovod"}
 
 
 def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:

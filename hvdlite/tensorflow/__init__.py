@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -65,7 +66,7 @@ from .collectives import (
     size_op,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, check_num_rank_power_of_2, join
 from .optimizer import DistributedOptimizer
 from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
@@ -73,6 +74,7 @@ from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
+    "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
@@ -102,6 +104,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -117,6 +120,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",

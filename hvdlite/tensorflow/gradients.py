@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ProcessSet, ReduceOp, global_process_set
-from hvdlite.agreement import check_start, first_difference, note_start
+from hvdlite import Adasum, Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ProcessSet, ReduceOp, global_process_set
+from hvdlite.agreement import check_start, first_difference, note_start, objects_by_rank
+from hvdlite.errors import UnsupportedError
 
 from .compression import Compression
 from .tensors import apart, as_array, copied, in_creation_order, is_for_session, is_tracing, plain_python, refuse_xla
@@ -37,7 +38,7 @@ class GradientExchange:
         name: identifies it across ranks; :meth:`hvdlite.channel.Channel.auto_name` gives one.
         parameters: name, shape, dtype and group of each, in an order that is the same on all ranks.
         compression: what a user may pass; a compressor's state belongs to this exchange.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum for dense gradients.
         predivide: divide by this before the sum, and by the rest of the number of ranks after it.
         sparse_as_dense: exchange ``IndexedSlices`` as dense tensors.
         weights: gives the parameters' values, in order; ranks compare them in the second step, since Horovod's scripts make them equal at the end of
@@ -226,8 +227,6 @@ class GradientExchange:
     def _gather(self, i: int, indices: Array, values: Array) -> None:
         self._begin(i)
         name = f"{self._name}.{self._parameters[i].name}"
-        if self._op is Average:
-            values = (values / hvdlite.world().channel(self._process_set).topology.size).astype(values.dtype)
         parts = (indices, "indices"), (values, "values")
         first, second = (hvdlite.allgather_async(np.array(array, order="C"), name=f"{name}.{what}", process_set=self._process_set) for array, what in parts)
         self._gathers[i] = first, second
@@ -254,15 +253,21 @@ class GradientExchange:
                 check_start(weights, self._remedy, is_first=False, process_set=self._process_set)
         absent = self._buckets.finish() if self._buckets is not None else frozenset()
         with hvdlite.world().metrics.exposed():
-            return absent, {i: (indices.wait()[0], values.wait()[0]) for i, (indices, values) in gathers.items()}
+            return absent, {i: (indices.wait()[0], self._mean_of(values)) for i, (indices, values) in gathers.items()}
+
+    def _mean_of(self, values: hvdlite.Handle) -> Array:
+        """Gathered values, divided by the number of ranks that took part, if a mean is wanted."""
+        whole, _ = values.wait()
+        return (whole / values.num_ranks).astype(whole.dtype) if self._op is Average else whole
 
     def _agree(self, kinds: list[str]) -> None:
         """Before the first exchange: that the ranks train the same parameters, which of them are sparse, and how they lie in the buckets."""
         if self._kinds:
             return
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, kinds, self._order), f"{self._name}.parameters", process_set=self._process_set)
-        problem = first_difference([theirs for theirs, _, _ in everyone], self._process_set)
+        gathered = objects_by_rank((mine, kinds, self._order), f"{self._name}.parameters", self._process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _, _ in everyone], self._process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         agreed = []
@@ -273,6 +278,10 @@ class GradientExchange:
                 raise MismatchError(
                     f"the gradient of {parameter.name!r} is {seen[0]} on rank {first} but {other} on another rank; "
                     "all ranks must agree; build the same model on every rank, or pass sparse_as_dense=True"
+                )
+            if self._op is Adasum and _SPARSE in seen:
+                raise UnsupportedError(
+                    f"the gradient of {parameter.name!r} is {_SPARSE}, of which op=Adasum has no meaning; dense tensors are expected; pass sparse_as_dense=True"
                 )
             agreed.append(next((k for k in seen if k != _ABSENT), _ABSENT))
         self._kinds = agreed

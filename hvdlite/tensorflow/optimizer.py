@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import Average, ProcessSet, ReduceOp, global_process_set
+from hvdlite import Adasum, Average, ProcessSet, ReduceOp, global_process_set
 
 from .compression import Compression
+from .errors import NotSupportedError
 from .sessions import SessionOptimizer, check_passes
 from .tape import options_from
 
@@ -52,6 +53,8 @@ def DistributedOptimizer(
         scale_local_gradients: divide gradients of variables given to the optimizer's ``register_local_var`` by the number of ranks.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if ReduceOp(op) is Adasum:
+            raise NotSupportedError("op=Adasum with an optimizer of sessions; Average or Sum is expected; combine the gradients of a DistributedGradientTape")
         check_passes(backward_passes_per_step)
         options = options_from(compression, op, gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set)
         return SessionOptimizer(optimizer, name, use_locking, options, scale_local_gradients)

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Average, ProcessSet, ReduceOp, Sum, global_process_set
+from hvdlite import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
 from hvdlite.agreement import override
+from hvdlite.operations import check_compressible
 
 from .collectives import grouped_allreduce
 from .collectives.allreduce import reduced_slices
@@ -55,8 +56,8 @@ def options_from(compression: Any, op: ReduceOp, predivide: float, num_groups: i
         ValueError: an option that cannot be used.
     """
     op = ReduceOp(op)
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op.name} given; Average or Sum is expected, since gradients are added up")
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op={op.name} given; Average, Sum or Adasum is expected, since gradients are added up")
     if predivide != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups:
@@ -87,6 +88,7 @@ def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> Grad
         process_set=options.process_set,
     )
     if exchange.compressor is not None:
+        check_compressible("DistributedGradientTape()", exchange.compressor, options.op)
         exchange.compressor.check({p.name: p.shape for p in parameters})
         hvdlite.world().remark_on(exchange.compressor.spec)
     return exchange
@@ -191,7 +193,7 @@ def DistributedGradientTape(
         device_sparse: ignored.
         compression: a spec such as ``"powersgd:rank=4"``, or ``Compression.x``.
         sparse_as_dense: exchange ``IndexedSlices`` as dense tensors; else their slices are gathered, and no compressor sees them.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum: of the gradients, each by itself, all dense, compressed by fp16 or bf16 if at all.
         gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.

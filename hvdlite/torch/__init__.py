@@ -1,6 +1,7 @@
 """hvdlite for PyTorch: ``import hvdlite.torch as hvd``. Names, arguments and defaults are Horovod's."""
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -71,11 +72,12 @@ from .collectives import (
     synchronize,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters, join
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -128,6 +130,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "metrics",

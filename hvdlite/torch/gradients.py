@@ -14,11 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, MismatchError, Parameter, ProcessSet, ReduceOp, SettingError
-from hvdlite.agreement import check_start, first_difference
+from hvdlite.agreement import check_start, first_difference, objects_by_rank
 
 from .compression import Compression
 from .sparse_gradients import agree_on_sparse, exchange_sparse
 from .tensors import as_array, as_tensor, check
+
+BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+"""What makes the ranks' weights equal."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,16 @@ class Gradients:
 
     def _agree(self) -> None:
         """Before the first exchange: that the ranks train the same parameters, and in which order these lie in the buckets."""
+        if self._buckets.rejoin():
+            self._refresh_views()
+            self._is_agreed = self._checked = False  # some have not stepped since: ranks compare anew
         if self._is_agreed:
             return
         self._is_agreed = True
         mine, process_set = [(p.name, p.shape, p.dtype) for p in self._parameters], self._options.process_set
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.parameters", process_set=process_set)
-        problem = first_difference([theirs for theirs, _ in everyone], process_set)
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.parameters", process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         if everyone[0][1]:
@@ -223,7 +230,7 @@ class Gradients:
         if not self._checked:
             self._checked = True
             weights = ((name, as_array(p.detach().contiguous())) for p, name in self._names.items())
-            check_start(weights, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", process_set=self._options.process_set)
+            check_start(weights, BROADCAST, process_set=self._options.process_set)
 
     def _refresh_views(self) -> None:
         """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""
@@ -232,6 +239,8 @@ class Gradients:
             old = self._views.get(parameter)
             if old is None or old.data_ptr() != array.ctypes.data:
                 self._views[parameter] = as_tensor(array)
+                if old is not None and parameter.grad is old:  # its values have moved
+                    parameter.grad = self._views[parameter]
 
 
 def _hand_to(gradients: weakref.ref[Gradients], parameter: torch.Tensor) -> None:

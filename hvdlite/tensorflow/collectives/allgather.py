@@ -59,13 +59,18 @@ def grouped_allgather(
 
 @plain_python
 def gather_rows(vector: tf.Tensor, process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    """The ranks' vectors of one length as the rows of a matrix. Every rank's loss depends on every row: the gradient is the sum over the ranks."""
+    """The ranks' vectors of one length as the rows of a matrix, zeros for ranks that have joined.
+
+    Every rank's loss depends on every row: the gradient is the sum over the ranks.
+    """
     name, topology = traced_name(None, "rows", process_set), hvdlite.world().channel(process_set).topology
     shape = tf.TensorShape([topology.size, *vector.shape])
 
     def communicate(array: Array) -> Call:
-        rows, _ = yield hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set)
-        return [rows]
+        rows, lengths = yield hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set)
+        everyones = np.zeros(shape, rows.dtype)  # those of ranks that have joined stay zero
+        everyones[np.flatnonzero(lengths)] = rows
+        return [everyones]
 
     def gather(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:

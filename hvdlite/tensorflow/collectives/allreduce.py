@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import hvdlite
 from hvdlite import Average, ProcessSet, ReduceOp, Sum, global_process_set
 
 from ..compression import Compression, is_horovod_compressor
@@ -40,7 +39,7 @@ def allreduce(
         device_dense: ignored.
         device_sparse: ignored.
         compression: a spec such as ``"fp16"``, ``Compression.x``, or a class with Horovod's ``compress`` and ``decompress``.
-        op: Average (default), Sum, Min, Max or Product; for slices Average or Sum. The average of slices with whole numbers is not rounded.
+        op: Average (default), Sum, Adasum, Min, Max or Product; for slices Average or Sum. The average of slices with whole numbers is not rounded.
         prescale_factor: multiplies before the reduction; not for slices.
         postscale_factor: multiplies after it; not for slices.
         name: identifies the tensor across ranks.
@@ -111,7 +110,7 @@ def check_slices(op: ReduceOp, prescale_factor: float, postscale_factor: float) 
 
 def reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, name: str | None, process_set: ProcessSet) -> tf.IndexedSlices:
     """Gather indices and values: the sum is what they mean together."""
-    indices, values = grouped_allgather([slices.indices, slices.values], name, process_set=process_set)
+    indices, values, ones = grouped_allgather([slices.indices, slices.values, tf.ones((1,), tf.int32)], name, process_set=process_set)
     if op is Average:
-        values = tf.truediv(values, tf.cast(hvdlite.world().channel(process_set).topology.size, values.dtype))
+        values = tf.truediv(values, tf.cast(tf.size(ones), values.dtype))  # by the number of those that take part
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -52,7 +52,6 @@ def grouped_reducescatter(
     compression: Any = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,

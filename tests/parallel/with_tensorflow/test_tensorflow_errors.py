@@ -136,7 +136,7 @@ def test_xla_is_refused_in_one_line(odd):
 
 def test_options_that_cannot_be():
     tape = tf.GradientTape()
-    with pytest.raises(ValueError, match="op=Max given; Average or Sum"):
+    with pytest.raises(ValueError, match="op=Max given; Average, Sum or Adasum"):
         hvd.DistributedGradientTape(tape, op=hvd.Max)
     with pytest.raises(ValueError, match="predivide"):
         hvd.DistributedGradientTape(tape, op=hvd.Sum, gradient_predivide_factor=2.0)
