@@ -22,8 +22,9 @@ from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
-from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp
+from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp, Sum
 from .settings import env_name
+from .shadow import Shadow
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
 
@@ -126,6 +127,7 @@ class GradientBuckets:
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
         self._tuner: Tuner | None = None
+        self._shadow = Shadow.beside(world, name, compressor, op)
         self._has_stepped = False
         self._step_began: float | None = None  # None: unknown, or of no interest
         self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
@@ -201,6 +203,9 @@ class GradientBuckets:
         if failures:
             self._step_began = None
             raise failures[0]
+        if self._shadow is not None:
+            unit = self._prescale * self._postscale * (self._world.topology.size if self._op is Sum else 1)
+            self._shadow.compare([(b.name, b.flat, _layout(b.plan)) for b in self._buckets], unit)
         if self._observed is not None:
             self._adopt_order(self._observed)
             self._observed = None
@@ -212,12 +217,14 @@ class GradientBuckets:
         signature = "" if compressor is None else compressor.signature
         if bucket.operation is None or bucket.signature != signature:
             bucket.signature = signature
-            layout = [(p.name, p.shape) for p in bucket.plan.parameters]
+            layout = _layout(bucket.plan)
             topology = self._world.topology
             bucket.operation = AllReduceOperation(
                 bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True,
                 carrier=self._carrier_of(bucket),
             )  # fmt: skip
+        if self._shadow is not None:
+            self._shadow.remember(bucket.name, bucket.flat)
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
         size = self._world.topology.size
@@ -343,6 +350,10 @@ def _shared_out(parameters: Sequence[Parameter], compressor: Compressor, num_car
         load[carrier] += p.nbytes
         dealt.append(replace(p, carrier=carrier))
     return dealt
+
+
+def _layout(bucket_plan: BucketPlan) -> list[tuple[str, tuple[int, ...]]]:
+    return [(p.name, p.shape) for p in bucket_plan.parameters]
 
 
 def _padded(num_bytes: int) -> int:

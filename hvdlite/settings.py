@@ -64,6 +64,8 @@ class Settings:
     seed: int = setting(-1, "init() seeds random, numpy and the frameworks imported by then, each rank differently; -1: no", at_least=-1, shared=True)
     report_file: str = setting("", "rank 0 appends what hvd.report() is told to this file, as JSON lines", shared=True)
     stop_at: str = setting("", "hvd.report() ends the script then: steps=100, minutes=5, loss<=0.1 or accuracy>=0.9", shared=True)
+    shadow: str = setting("", "compressors to play beside uncompressed gradients, e.g. topk:density=0.01,fp16, for hvdlite ab --mode shadow", shared=True)
+    shadow_every: int = setting(1, "play them in every so many steps", at_least=1, shared=True)
     kernels: str = setting("auto", "compiled loops: auto, or off to use numpy's", choices=("auto", "off"))
     log_level: str = setting("INFO", "what hvdlite itself logs", choices=("DEBUG", "INFO", "WARNING", "ERROR"), horovod="HOROVOD_LOG_LEVEL")
     timeline: str = setting("", "rank 0 writes what it communicates to this file, a Chrome trace", horovod="HOROVOD_TIMELINE")

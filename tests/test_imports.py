@@ -13,7 +13,7 @@ FILES = sorted(p for folder in ("hvdlite", "compression") for p in (ROOT / folde
 LIBRARIES = {"numpy", "cloudpickle", "ml_dtypes", "msgspec", "click", "psutil", "tqdm"}
 
 # layer (a module or folder of hvdlite) -> the layers it may import; its own it always may
-CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "tuning", "world", "buckets"}
+CORE = {"errors", "settings", "arrays", "compression", "transports", "negotiation", "telemetry", "stalls", "engine", "operations", "tuning", "world"}
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
@@ -31,10 +31,11 @@ MAY_IMPORT = {
     "seeding": set(),
     "world": {"version", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
-    "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "tuning", "world"},
+    "shadow": {"arrays", "compression", "errors", "operations", "settings", "world"},
+    "buckets": {"arrays", "compression", "engine", "errors", "operations", "settings", "shadow", "tuning", "world"},
     "collectives": {"arrays", "compression", "engine", "errors", "operations", "world"},
     "reporting": {"collectives", "world"},
-    "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
+    "api": CORE | {"buckets", "capabilities", "collectives", "launch", "reporting"},
     "capabilities": {"transports", "world"},
     "as_horovod": {"", "as_horovod", "settings", "torch", "tensorflow", "keras"},
     "agreement": {"arrays", "collectives", "compression", "errors", "world"},

@@ -15,6 +15,7 @@ OTHER = {
     "check_parameters": "warn",
     "report_file": "r.jsonl",
     "stop_at": "steps=3",
+    "shadow": "fp16,topk:density=0.01",
     "kernels": "off",
     "log_level": "DEBUG",
     "timeline": "trace.json",

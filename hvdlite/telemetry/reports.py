@@ -65,8 +65,8 @@ class Reports:
     """The reports of one rank: counted everywhere, written by rank 0.
 
     Every line of the file is a JSON object. A report has ``step``, ``seconds`` since :func:`hvdlite.init`, ``optimizer_steps``, ``wire_bytes`` and
-    ``exposed_ms`` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; the last
-    line is ``end``, the counters.
+    ``exposed_ms`` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; one of
+    ``shadow`` for each step of an optimizer beside which compressors are played (:mod:`hvdlite.shadow`); the last line is ``end``, the counters.
     """
 
     def __init__(self, path: str = "", stop_at: StopAt | None = None, rank: int = 0) -> None:
@@ -98,6 +98,10 @@ class Reports:
     def write_weights(self, digest: str) -> None:
         """What an optimizer starts from."""
         self._line({"weights": digest})
+
+    def write_shadow(self, step: int, optimizer: str, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """What each candidate made of the gradients of a step."""
+        self._line({"shadow": {"step": step, "optimizer": optimizer, "figures": figures}})
 
     def end(self, metrics: Metrics) -> None:
         """The last line. Later calls do nothing."""
