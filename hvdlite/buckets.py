@@ -23,6 +23,7 @@ from .compression import Compressor
 from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
 from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp, Sum
+from .residuals import ResidualWatch
 from .settings import env_name
 from .shadow import Shadow
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
@@ -128,6 +129,8 @@ class GradientBuckets:
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
         self._tuner: Tuner | None = None
         self._shadow = Shadow.beside(world, name, compressor, op)
+        self._residuals = ResidualWatch(world, name)
+        self._num_steps = 0
         self._has_stepped = False
         self._step_began: float | None = None  # None: unknown, or of no interest
         self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
@@ -206,14 +209,28 @@ class GradientBuckets:
         if self._shadow is not None:
             unit = self._prescale * self._postscale * (self._world.topology.size if self._op is Sum else 1)
             self._shadow.compare([(b.name, b.flat, _layout(b.plan)) for b in self._buckets], unit)
+        noted = [p.name for b in self._buckets if b.plan.compressed and self._is_encoded_here(b) for p in b.plan.parameters]
+        self._residuals.step(self._active, noted)
+        self._num_steps += 1
         if self._observed is not None:
             self._adopt_order(self._observed)
             self._observed = None
+        if self._num_steps == self._world.settings.compress_after_steps and self.compressor is not None:
+            self._lay_out_anew(list(self._parameters))
         self._measure()
         return absent
 
+    @property
+    def _active(self) -> Compressor | None:
+        """The compressor, if the steps without one are over."""
+        return self.compressor if self._num_steps >= self._world.settings.compress_after_steps else None
+
+    def _is_encoded_here(self, bucket: _Bucket) -> bool:
+        carrier = self._carrier_of(bucket)
+        return carrier is None or carrier.is_here
+
     def _submit(self, bucket: _Bucket) -> None:
-        compressor = self.compressor if bucket.plan.compressed else None
+        compressor = self._active if bucket.plan.compressed else None
         signature = "" if compressor is None else compressor.signature
         if bucket.operation is None or bucket.signature != signature:
             bucket.signature = signature
@@ -225,6 +242,8 @@ class GradientBuckets:
             )  # fmt: skip
         if self._shadow is not None:
             self._shadow.remember(bucket.name, bucket.flat)
+        elif compressor is not None and self._is_encoded_here(bucket):
+            self._residuals.note(bucket.name, bucket.flat)
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
         size = self._world.topology.size
@@ -251,6 +270,8 @@ class GradientBuckets:
         self._world.metrics.bucket_bytes = self._in_use.bucket_bytes
 
     def _plan(self, bucket_bytes: int) -> list[BucketPlan]:
+        if self._active is None:  # as in a run without a compressor, whose bits may depend on what travels together
+            return plan([replace(p, carrier=None) for p in self._parameters.values()], None, bucket_bytes)
         return plan(list(self._parameters.values()), self.compressor, bucket_bytes)
 
     def _adopt_order(self, observed: Iterable[str]) -> None:
@@ -280,6 +301,8 @@ class GradientBuckets:
     def _measure(self) -> None:
         """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it."""
         self._world.metrics.stepped()
+        if self._active is None and self.compressor is not None:
+            return
         if not self._has_stepped:
             self._has_stepped = True
             self._tuner = self._make_tuner()

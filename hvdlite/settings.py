@@ -38,6 +38,7 @@ class Settings:
     """The knobs and their values in this process."""
 
     compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
+    compress_after_steps: int = setting(0, "exchange gradients uncompressed in the first so many steps of an optimizer", at_least=0, shared=True)
     transport: str = setting(
         "auto",
         "how ranks talk: auto, local (one process), mpi, shared_memory (one machine), or hierarchical (several)",
