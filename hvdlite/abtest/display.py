@@ -128,6 +128,9 @@ def show(result: Result, output: IO[str]) -> None:
     for arm in result.arms:
         if arm.judged is not None:
             console.print(f"{arm.arm} against {plan.baseline}: {arm.judged.words}")
+    if plan.mode == "shadow":
+        _show_ranking(result, console)
+        return
     console.print()
     console.print(_table(result))
     better = "higher" if plan.higher_is_better else "lower"
@@ -135,9 +138,31 @@ def show(result: Result, output: IO[str]) -> None:
     console.print(f"{plan.metric}: {better} is better; not worse means by less than {result.margin:.4g} ({rule}). Each bound holds with 95 %.")
     if result.target is not None and any(arm.num_reached is not None for arm in result.arms):
         console.print(f"time to target: median of the seconds until {plan.metric} was {result.target:.5g}, of the runs that got there")
-    for title, lines in (("missing", result.missing), ("not controlled", result.not_controlled)):
+    _show_notes(result, console)
+
+
+def _show_notes(result: Result, console: Any) -> None:
+    warnings = [f"{arm.arm}: {line}" for arm in result.arms for line in arm.warnings]
+    for title, lines in (("warning", warnings), ("missing", result.missing), ("not controlled", result.not_controlled)):
         for line in lines:
             console.print(f"{title}: {line}")
+
+
+def _show_ranking(result: Result, console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{_where(result.plan)}; beside exact training, the nearest to the exact mean gradient first")
+    for heading in ("arm", "vNMSE", "cosine", "residual/gradient", "encode ms", "decode ms", "wire bytes/step"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
+    for each in result.ranking:
+        figures = (f"{each.vnmse:.3g}", f"{each.cosine:.4f}", f"{each.residual_ratio:.3g}", f"{each.encode_ms:.2f}", f"{each.decode_ms:.2f}")
+        table.add_row(each.arm, *figures, f"{each.wire_bytes:,.0f}")
+    console.print(table)
+    dense = result.arms[0].wire_bytes_per_step
+    console.print("vNMSE: squared distance from the exact mean gradient over its squared norm; all figures are means over the steps, times and bytes rank 0's.")
+    if dense is not None:
+        console.print(f"The exact exchange itself: {dense:,.0f} wire bytes/step.")
+    _show_notes(result, console)
 
 
 def _table(result: Result) -> Any:

@@ -8,21 +8,24 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from ..compression import ErrorFeedback
+from ..compression import load as load_compressor
 from ..errors import SettingError
 from ..telemetry.reports import parse_stop
 from ..version import VERSION
 from .arms import entangled
+from .fidelity import Fidelity, Played, curves, ranking
 from .files import write_whole
 from .plan import SEED, Plan
 from .runs import Run, is_finite
-from .statistics import Vector, diverged, first_reached, median_time
+from .statistics import Vector, diverged, first_reached, grows, median_time
 from .verdict import Judged, Pairs, default_margin, judge
 
 _PACKAGES = ("numpy", "mpi4py", "torch", "tensorflow", "keras", "jax")
@@ -63,6 +66,8 @@ class ArmResult:
     num_reached: int | None
     target_seconds: float | None
     judged: Judged | None
+    warnings: list[str] = field(default_factory=list)
+    """What its runs showed besides: divergence, a residual that grows, ranks whose weights drift apart."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ class Result:
     runs: list[RunRow]
     missing: list[str]
     not_controlled: list[str]
+    ranking: list[Played] = field(default_factory=list)
+    """With ``--mode shadow``: the candidates, the nearest to the exact gradients first."""
+    fidelity: dict[str, Fidelity] | None = None
 
 
 def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
@@ -90,12 +98,18 @@ def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
     target = stop_at.value if stop_at is not None and stop_at.name == plan.metric else None if mean is None else mean - sign * margin
     bad = {arm: {s for s, run in by_seed.items() if _diverged(run, plan, finals)} for arm, by_seed in by_arm.items()}
     pairs = {arm: _pairs(plan, by_arm[arm], by_arm[plan.baseline], bad[arm] - bad[plan.baseline]) for arm in plan.arms[1:]}
-    judged = judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
+    judged = {} if plan.mode == "shadow" else judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
     rows = [_run_row(run, plan, target, run.record.seed in bad[run.record.arm]) for run in runs]
+    played, seen = ranking(plan, runs), curves(plan, runs)
     arms = [_arm_result(arm, plan, [r for r in rows if r.arm == arm], by_arm[arm], target, judged.get(arm)) for arm in plan.arms]
+    sent = {each.arm: each.wire_bytes for each in played}
+    arms = [
+        replace(arm, warnings=_warnings(by_arm[arm.arm], bad[arm.arm], seen.get(arm.arm)), wire_bytes_per_step=sent.get(arm.arm, arm.wire_bytes_per_step))
+        for arm in arms
+    ]
     missing = [f"{row.arm}, seed {row.seed}: {row.problem}" for row in rows if row.problem]
     missing += [f"{arm}, seed {seed}: not run" for seed, arm in plan.order() if seed not in by_arm[arm]]
-    return Result(VERSION, _machine(), plan, margin, target, arms, rows, missing, _not_controlled(plan, by_arm, rows))
+    return Result(VERSION, _machine(), plan, margin, target, arms, rows, missing, _not_controlled(plan, by_arm, rows), played, seen or None)
 
 
 def write(result: Result, folder: Path) -> None:
@@ -124,10 +138,10 @@ def load(path: Path) -> Result:
 def differences(a: Result, b: Result) -> list[str]:
     """Where two comparisons are not the same experiment, in words."""
     found = []
-    for field in Plan.__dataclass_fields__:
-        one, other = getattr(a.plan, field), getattr(b.plan, field)
+    for name in Plan.__dataclass_fields__:
+        one, other = getattr(a.plan, name), getattr(b.plan, name)
         if one != other:
-            found.append(f"{field}: {one!r} and {other!r}")
+            found.append(f"{name}: {one!r} and {other!r}")
     machines = sorted({*a.machine, *b.machine})
     found += [f"{key}: {a.machine.get(key)} and {b.machine.get(key)}" for key in machines if a.machine.get(key) != b.machine.get(key)]
     return found + ([f"hvdlite: {a.version} and {b.version}"] if a.version != b.version else [])
@@ -174,7 +188,7 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
     reached = [row.target_seconds for row in good] if curves else []
     return ArmResult(
         arm=arm,
-        num_planned=plan.seeds,
+        num_planned=plan.seeds if arm in plan.run_arms else 0,
         num_good=len(good),
         metric_mean=_mean(finals),
         metric_sd=float(np.std(finite, ddof=1)) if len(finite) > 1 else None,
@@ -185,6 +199,18 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
         target_seconds=median_time(reached, watched) if curves else None,
         judged=judged,
     )
+
+
+def _warnings(by_seed: Mapping[int, Run], bad: set[int], fidelity: Fidelity | None) -> list[str]:
+    found = [f"seed {seed}: diverged" for seed in sorted(bad)]
+    for seed, run in by_seed.items():
+        found += [f"seed {seed}: {problem}" for problem in run.drifts]
+    growing = [seed for seed, run in by_seed.items() if grows(*zip(*run.residuals, strict=True))] if all(r.residuals for r in by_seed.values()) else []
+    words = "the residual grows beside the gradient: what is not sent piles up; send more, or lower the learning rate"
+    found += [f"seed {seed}: {words}" for seed in growing]
+    if fidelity is not None and grows(fidelity.step, fidelity.residual_ratio):
+        found.append(words)
+    return found
 
 
 def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: Sequence[RunRow]) -> list[str]:
@@ -199,6 +225,7 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
     first = {weights for (_, arm), weights in starts.items() if arm == plan.baseline and weights}
     if len(first) == 1 and sum(arm == plan.baseline for _, arm in starts) > 1:
         found.append(f"seeds: every seed starts from the same weights, so the script sets a seed of its own and the pairs are repetitions; {remedy}")
+    found += _modes(plan, by_arm)
     found += _without_effect(plan, rows)
     steps = {row.steps for row in rows if not row.problem}
     if len(steps) > 1:
@@ -208,6 +235,23 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
         found.append("bucket sizes: chosen by measurement in each run, and not the same in all; HVDLITE_BUCKET_BYTES fixes them")
     found.append(f"order of the data: equal in the arms only as far as the script follows the seed; {plan.metric} is rank 0's")
     found.append("this machine: what else runs on it, its clock and its temperature; the order of the arms is balanced against what changes slowly")
+    return found
+
+
+def _modes(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    found = []
+    if plan.mode == "shadow":
+        found.append("weights: they followed the exact gradients, so what an arm would have done to its own later gradients was not seen")
+        biased = [arm for arm in plan.candidates if isinstance(load_compressor(arm), ErrorFeedback)]
+        if plan.shadow_every > 1 and biased:
+            found.append(f"residuals: {', '.join(biased)} saw every {plan.shadow_every}th gradient only, so their residuals are not those of a run")
+    if plan.mode == "fork":
+        digests = {(seed, arm): tuple(run.forks) for arm, by_seed in by_arm.items() for seed, run in by_seed.items() if run.record.exit_code == 0}
+        if digests and not any(digests.values()):
+            found.append("weights at the fork: not known; an optimizer of hvdlite.torch notes them, if the script takes more steps than --fork-at")
+        for seed in range(plan.seeds):
+            if len({digest for (s, _), digest in digests.items() if s == seed and digest}) > 1:
+                found.append(f"weights at the fork: the arms of seed {seed} came to different ones: the script does not repeat itself, so its pairs are none")
     return found
 
 
