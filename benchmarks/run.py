@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("collectives", "codecs", "training", "tensorflow_training", "keras_callback", "negotiation", "compare_mpi", "wire_bytes")
+NAMES = ("collectives", "codecs", "training", "tensorflow_training", "keras_callback", "negotiation", "compare_mpi", "wire_bytes", "shadow_ranking")
 
 
 def main() -> None:
