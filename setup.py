@@ -24,7 +24,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["hvdlite", "hvdlite.*"]),
-    package_data={"hvdlite": ["py.typed", "_kernels.pyi"]},
+    package_data={"hvdlite": ["py.typed", "_kernels.pyi"], "hvdlite.abtest.page": ["page.html.jinja", "page.css"]},
     ext_modules=[KERNELS],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     install_requires=["numpy>=1.26", "mpi4py>=4.1", "ml_dtypes>=0.5", "msgspec>=0.19", "click>=8.1", "cloudpickle>=3", "psutil>=5.9"],

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on 5,000 MNIST digits, on as many ranks as the launcher starts, once per compressor.
+"""Train a small convolutional network (or a larger MLP) on 5,000 MNIST digits, on as many ranks as the launcher starts, once per compressor.
 
 hvdliterun -np 2 python examples/torch_mnist.py --compression none powersgd:rank=4
 """
@@ -26,7 +26,9 @@ def load_digits():
     return (images[:4000], labels[:4000]), (images[4000:], labels[4000:])
 
 
-def build_model():
+def build_model(name):
+    if name == "mlp":  # 23 MB of gradients, which is a lot for a link
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -37,7 +39,7 @@ def build_model():
 def train(args, compression, train_set, test_set):
     """Train once; the figures of the run."""
     torch.manual_seed(args.seed)
-    model = build_model()
+    model = build_model(args.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -101,6 +103,7 @@ def show(results, output):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compression", nargs="+", default=["none"], metavar="SPEC", help="one run each, e.g. none fp16 powersgd:rank=4 topk:density=0.01")
+    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32, help="samples a rank and step")
     parser.add_argument("--lr", type=float, default=0.02)

@@ -15,6 +15,7 @@ from .arrays import Array
 from .collectives import allgather_object
 from .compression import Compressor
 from .errors import SettingError
+from .process_sets import ProcessSet, global_process_set
 from .world import world
 
 LOG = logging.getLogger("hvdlite")
@@ -47,22 +48,23 @@ def override(compression: object, resolved: Compressor | None) -> object:
     return named
 
 
-def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str | None:
-    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank; None if all are."""
-    for rank, theirs in enumerate(everyone):
+def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], process_set: ProcessSet = global_process_set) -> str | None:
+    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank of the set; None if all are."""
+    ranks = process_set.ranks or range(len(everyone))
+    for rank, theirs in zip(ranks, everyone, strict=True):
         for ours, other in zip_longest(everyone[0], theirs, fillvalue=("nothing", (), "")):
             if ours[0] != other[0]:
                 return (
-                    f"rank 0 trains {ours[0]!r} where rank {rank} trains {other[0]!r}; all ranks must train the same parameters, in the same order; "
+                    f"rank {ranks[0]} trains {ours[0]!r} where rank {rank} trains {other[0]!r}; all ranks must train the same parameters, in the same order; "
                     "build the same model and freeze the same parameters on every rank"
                 )
             for what, a, b in zip(("shape", "dtype"), ours[1:], other[1:], strict=True):
                 if a != b:
-                    return f"{ours[0]!r} has {what} {a} on rank 0 but {b} on rank {rank}; all ranks must agree; build the same model on every rank"
+                    return f"{ours[0]!r} has {what} {a} on rank {ranks[0]} but {b} on rank {rank}; all ranks must agree; build the same model on every rank"
     return None
 
 
-def check_start(named: Iterable[tuple[str, Array]], remedy: str, *, is_first: bool = True) -> None:
+def check_start(named: Iterable[tuple[str, Array]], remedy: str, *, is_first: bool = True, process_set: ProcessSet = global_process_set) -> None:
     """Compare the ranks' contiguous weights by digest: ranks that start from different ones never come together.
 
     ``is_first``: no step was taken yet, so the digest is also that of the start, for ``hvdlite ab`` to compare runs by.
@@ -76,18 +78,18 @@ def check_start(named: Iterable[tuple[str, Array]], remedy: str, *, is_first: bo
     names, digests = _digests(named)
     if is_first:
         world().reports.write_weights(_total(digests))
-    everyone = allgather_object(digests)
+    everyone, ranks = allgather_object(digests, process_set=process_set), world().channel(process_set).members.ranks
     differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
     if not differing:
         return
-    rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
+    rank = next(r for r, theirs in zip(ranks, everyone, strict=True) if theirs != everyone[0])
     problem = (
-        f"ranks 0 and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
+        f"ranks {ranks[0]} and {rank} start training from different weights: {len(differing)} of {len(names)} parameters differ, first {differing[0]!r}; "
         f"equal weights are expected; call {remedy} before the first step, or set HVDLITE_CHECK_PARAMETERS=off if they should differ"
     )
     if mode == "error":
         raise SettingError(problem)
-    if world().topology.rank == 0:
+    if world().topology.rank == ranks[0]:
         LOG.warning(problem)
 
 
@@ -107,7 +109,7 @@ class WeightsWatch:
         self._step = 0
         self._has_found = False
 
-    def look(self, named: Callable[[], Iterable[tuple[str, Array]]]) -> None:
+    def look(self, named: Callable[[], Iterable[tuple[str, Array]]], process_set: ProcessSet | None = None) -> None:
         """Every rank calls it before each exchange of an optimizer, with its contiguous weights."""
         here, step = world(), self._step
         self._step += 1
@@ -119,17 +121,17 @@ class WeightsWatch:
         if begins:
             here.reports.write_fork(_total(digests))
         if is_due and here.settings.check_parameters != "off" and not self._has_found:
-            self._compare(step, names, allgather_object(digests))
+            self._compare(step, names, allgather_object(digests, process_set=process_set), here.channel(process_set).members.ranks)
 
-    def _compare(self, step: int, names: Sequence[str], everyone: Sequence[Sequence[bytes]]) -> None:
+    def _compare(self, step: int, names: Sequence[str], everyone: Sequence[Sequence[bytes]], ranks: Sequence[int]) -> None:
         differing = [name for name, theirs in zip(names, zip(*everyone, strict=True), strict=True) if len(set(theirs)) > 1]
         if not differing:
             return
         self._has_found = True
-        rank = next(r for r, theirs in enumerate(everyone) if theirs != everyone[0])
-        problem = f"ranks 0 and {rank} have different weights after {step} steps: {len(differing)} of {len(names)} parameters, first {differing[0]!r}"
+        rank = next(r for r, theirs in zip(ranks, everyone, strict=True) if theirs != everyone[0])
+        problem = f"ranks {ranks[0]} and {rank} have different weights after {step} steps: {len(differing)} of {len(names)} parameters, first {differing[0]!r}"
         world().reports.write_drift(step, problem)
-        if world().topology.rank == 0:
+        if world().topology.rank == ranks[0]:
             LOG.warning("%s; ranks that exchange gradients stay equal; look for what changes weights on some ranks only", problem)
 
 

@@ -26,7 +26,6 @@ from .collectives import (
     reducescatter_async,
 )
 from .compression import Compressor, ErrorFeedback
-from .engine import Handle
 from .errors import (
     CompressionError,
     DuplicateNameError,
@@ -35,17 +34,19 @@ from .errors import (
     MismatchError,
     NotInitializedError,
     PeerLeftError,
+    ProcessSetError,
     SettingError,
     StalledError,
     WorldSizeError,
 )
 from .launch.function import run
 from .operations import Average, Max, Min, Product, ReduceOp, Sum
+from .process_sets import ProcessSet, add_process_set, get_process_set_ids_and_ranks, global_process_set, init, remove_process_set
 from .reporting import report
+from .submissions import Handle
 from .world import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -76,12 +77,15 @@ __all__ = [
     "NotInitializedError",
     "Parameter",
     "PeerLeftError",
+    "ProcessSet",
+    "ProcessSetError",
     "Product",
     "ReduceOp",
     "SettingError",
     "StalledError",
     "Sum",
     "WorldSizeError",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -99,6 +103,8 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -118,6 +124,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "report",
     "rocm_built",
     "run",

@@ -15,17 +15,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
-from .engine import Handle, UseSlots
 from .errors import HorovodInternalError
 from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp, Sum
+from .orders import UseSlots
 from .residuals import ResidualWatch
 from .settings import env_name
 from .shadow import Shadow
+from .submissions import Handle
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
 
@@ -106,7 +108,7 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """The gradients of one optimizer, and their exchange."""
+    """The gradients of one optimizer, and their exchange among the ranks of ``process_set``, or all."""
 
     def __init__(
         self,
@@ -118,22 +120,25 @@ class GradientBuckets:
         op: ReduceOp = Average,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        process_set: Any = None,
     ):
         self._world, self._name = world, name
+        self._channel = world.channel(process_set)
+        self._transport, self._topology = self._channel.transport, self._channel.topology
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
-        if compressor is not None and not compressor.any_dtype and world.transport.num_carriers:
-            parameters = _shared_out(parameters, compressor, world.transport.num_carriers)
+        if compressor is not None and not compressor.any_dtype and self._transport.num_carriers:
+            parameters = _shared_out(parameters, compressor, self._transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
         self._tuner: Tuner | None = None
-        self._shadow = Shadow.beside(world, name, compressor, op)
+        self._shadow = Shadow.beside(world, self._channel, name, compressor, op)
         self._residuals = ResidualWatch(world, name)
         self._num_steps = 0
         self._has_stepped = False
         self._step_began: float | None = None  # None: unknown, or of no interest
-        self._memory = world.transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
+        self._memory = self._transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
 
     def view(self, name: str) -> Array:
@@ -207,7 +212,7 @@ class GradientBuckets:
             self._step_began = None
             raise failures[0]
         if self._shadow is not None:
-            unit = self._prescale * self._postscale * (self._world.topology.size if self._op is Sum else 1)
+            unit = self._prescale * self._postscale * (self._topology.size if self._op is Sum else 1)
             self._shadow.compare([(b.name, b.flat, _layout(b.plan)) for b in self._buckets], unit)
         noted = [p.name for b in self._buckets if b.plan.compressed and self._is_encoded_here(b) for p in b.plan.parameters]
         self._residuals.step(self._active, noted)
@@ -235,7 +240,7 @@ class GradientBuckets:
         if bucket.operation is None or bucket.signature != signature:
             bucket.signature = signature
             layout = _layout(bucket.plan)
-            topology = self._world.topology
+            topology = self._topology
             bucket.operation = AllReduceOperation(
                 bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True,
                 carrier=self._carrier_of(bucket),
@@ -246,15 +251,15 @@ class GradientBuckets:
             self._residuals.note(bucket.name, bucket.flat)
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
-        size = self._world.topology.size
+        size = self._topology.size
         self._world.metrics.dense_bytes += round(2 * (size - 1) / size * bucket.flat.nbytes)
-        bucket.handle = self._world.engine.submit(bucket.operation)
+        bucket.handle = self._channel.submit(bucket.operation)
 
     def _carrier_of(self, bucket: _Bucket) -> Carrier | None:
-        chosen, topology = bucket.plan.parameters[0].carrier, self._world.topology
-        if chosen is None or not bucket.plan.compressed or not self._world.transport.holds(bucket.flat):
+        chosen, topology = bucket.plan.parameters[0].carrier, self._topology
+        if chosen is None or not bucket.plan.compressed or not self._transport.holds(bucket.flat):
             return None
-        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, self._world.transport.num_nodes)
+        return Carrier(chosen, topology.local_rank == chosen, topology.cross_rank, self._transport.num_nodes)
 
     def _lay_out(self) -> None:
         self._buckets: list[_Bucket] = []
@@ -280,7 +285,7 @@ class GradientBuckets:
         place = {name: i for i, name in enumerate(names)}
         order = list(dict.fromkeys([*observed, *names]))
         permutation = np.array([place[name] for name in order], np.int64)
-        self._world.engine.submit(BroadcastOperation(f"{self._name}.order", [permutation], 0)).wait()
+        self._channel.submit(BroadcastOperation(f"{self._name}.order", [permutation], 0)).wait()
         self._reorder([names[i] for i in permutation])
 
     def _reorder(self, order: Sequence[str]) -> None:
@@ -313,7 +318,7 @@ class GradientBuckets:
     def _make_tuner(self) -> Tuner | None:
         """None where there is nothing to choose."""
         knobs, default = self._world.settings, self._in_use
-        if self._world.topology.size == 1:
+        if self._topology.size == 1:
             return None
         sizes = BUCKET_BYTES if not knobs.bucket_bytes and self._may_deal_anew else (default.bucket_bytes,)
         slots = [default.num_slots] if knobs.slots_in_use else [knobs.slots, *(s for s in SLOTS if s < knobs.slots)]
@@ -328,14 +333,13 @@ class GradientBuckets:
 
         Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order.
         """
-        world = self._world
-        in_order = world.topology.size == 2 or (world.transport.holds(self._memory) and not world.transport.num_carriers)
+        in_order = self._topology.size == 2 or (self._transport.holds(self._memory) and not self._transport.num_carriers)
         return in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
 
     def _follow(self, tuner: Tuner) -> None:
         if tuner.is_through:
-            seconds, topology = np.array(tuner.medians()), self._world.topology
-            self._world.engine.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
+            seconds, topology = np.array(tuner.medians()), self._topology
+            self._channel.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
             tuner.conclude(seconds.tolist())
         before, self._in_use = self._in_use, tuner.current
         if self._in_use.num_slots != before.num_slots:
@@ -344,12 +348,12 @@ class GradientBuckets:
             self._lay_out_anew(list(self._parameters))
         if tuner.decision is not None:
             self._tuner = None
-            if self._world.topology.rank == 0:
+            if self._topology.rank == 0:
                 LOG.info(_in_words(tuner.decision))
 
     def _ask_for_slots(self, num_slots: int) -> bool:
         """Have so many in use from now on; whether it is this optimizer that chooses."""
-        return bool(self._world.engine.submit(UseSlots(f"{self._name}.slots", num_slots)).wait())
+        return bool(self._channel.submit(UseSlots(f"{self._name}.slots", num_slots)).wait())
 
 
 def _in_words(decision: Decision) -> str:

@@ -5,7 +5,8 @@
     HvdliteError
     |- NotInitializedError (ValueError)       a call that needs hvdlite.init() came before it
     |- SettingError (ValueError)              an environment variable, flag or argument has a bad value
-    |  `- CompressionError                    an unknown compressor, or an option it cannot work with
+    |  |- CompressionError                    an unknown compressor, or an option it cannot work with
+    |  `- ProcessSetError                     a set of ranks that is not registered, or that this rank is not in
     |- MissingDependencyError (ImportError)   an optional package is absent
     |- WorldSizeError (RuntimeError)          the launcher says several processes and MPI says one
     |- LaunchError (RuntimeError)             the launcher could not start the job
@@ -40,6 +41,10 @@ class SettingError(HvdliteError, ValueError):
 
 class CompressionError(SettingError):
     """A compressor is unknown, or was given an option it cannot work with."""
+
+
+class ProcessSetError(SettingError):
+    """A process set is not registered (any more), or this rank is not a member of it."""
 
 
 class MissingDependencyError(HvdliteError, ImportError):

@@ -24,6 +24,7 @@ import numpy as np
 from .arrays import Array
 from .compression import AllGather, AllReduce, Request
 from .errors import EngineError, HorovodInternalError, MismatchError
+from .members import Members
 
 MAX_DETAILS_BYTES = 64 << 20
 """Details of new submissions that one rank may send in a round; more is a fault, not a model."""
@@ -47,6 +48,7 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     postscale: float = 1.0
     compression: str = ""
     device: str = "cpu"
+    ranks: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """The bytes that are compared and sent."""
@@ -84,7 +86,9 @@ _WORDS = {
     "postscale": ("postscale_factor", "pass the same postscale_factor on every rank"),
     "compression": ("compression", "give every rank the same compressor and options"),
     "device": ("device", "keep it on the same kind of device on every rank"),
+    "ranks": ("the ranks", "add and remove the same process sets in the same order on every rank"),
 }
+_BY_TENSOR = ("tensors", "shapes", "dtypes")
 
 
 class Submitted(Protocol):
@@ -123,9 +127,10 @@ class Agreement:
 class Negotiator:
     """One rank's side of the agreement."""
 
-    def __init__(self, rank: int, num_ranks: int, capacity: int):
+    def __init__(self, rank: int, num_ranks: int, capacity: int, members: Members | None = None):
         self.rank = rank
         self.num_ranks = num_ranks
+        self._members = members or Members(range(num_ranks))
         self.leaving = False
         self.wide = False
         """Whether this rank's connection is wide; told to the others in every round."""
@@ -175,7 +180,7 @@ class Negotiator:
                     f"a rank announced {max(sizes)} bytes of tensor details; at most {MAX_DETAILS_BYTES} are expected; use shorter or fewer names"
                 )
             rows = yield AllGather((np.frombuffer(details, np.uint8).copy(),), sizes)
-            self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in enumerate(rows)], agreement)
+            self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in zip(self._members.ranks, rows, strict=True)], agreement)
         return agreement
 
     # --- the vector: word 0 news (cleared) and width, then who is leaving (cleared), then a plane of bits each for ready and for every vote ---
@@ -228,7 +233,7 @@ class Negotiator:
             self._pending.pop(name, None)
             self._told.discard(name)
             if any(d.signature != by_rank[0].signature for d in by_rank.values()):
-                agreement.failed.append((name, _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()})))
+                agreement.failed.append((name, _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()}, self._members)))
             else:
                 self._remember(name, by_rank[0].signature)
                 agreement.ready.append((name, reduce(and_, (Vote(d.vote) for d in by_rank.values()))))
@@ -268,16 +273,21 @@ def _decode_details(rank: int, raw: bytes) -> dict[str, _Detail]:
         ) from cause
 
 
-def _difference(name: str, by_rank: dict[int, Signature]) -> MismatchError:
-    """The first way in which a rank differs from rank 0, put into words."""
+def _difference(name: str, by_rank: dict[int, Signature], members: Members) -> MismatchError:
+    """The first way in which a rank differs from the first one, put into words."""
     first = by_rank[0]
     for rank in sorted(by_rank)[1:]:
         other = by_rank[rank]
         for key, (noun, remedy) in _WORDS.items():
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
-                where, noun, a, b = _narrowed(first, other, key, noun) if isinstance(mine, tuple) else (name, noun, mine, theirs)
-                return MismatchError(f"{where!r} has {noun} {_shown(a)} on rank 0 but {_shown(b)} on rank {rank}; all ranks must agree; {remedy}")
+                where, noun, a, b = _narrowed(first, other, key, noun) if key in _BY_TENSOR else (name, noun, mine, theirs)
+                if key == "root":
+                    a, b = (root if root < 0 else members.ranks[root] for root in (mine, theirs))
+                return MismatchError(
+                    f"{where!r}{members.where} has {noun} {_shown(a)} on rank {members.ranks[0]} but {_shown(b)} on rank {members.ranks[rank]}; "
+                    f"all ranks must agree; {remedy}"
+                )
     raise AssertionError(f"the signatures of {name!r} differ in nothing that is known")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +92,12 @@ class Settings:
 def shared_values(settings: Settings) -> dict[str, Any]:
     """What must be the same on every rank."""
     return {f.name: getattr(settings, f.name) for f in fields() if f.metadata["shared"]}
+
+
+def changed_values(settings: Settings, *, but: Collection[str]) -> dict[str, str]:
+    """The knobs that are not at their default, by environment variable; without those named in ``but``."""
+    values = {f.name: (getattr(settings, f.name), f.default) for f in fields() if f.name not in but}
+    return {env_name(name): str(value) for name, (value, default) in values.items() if value != default}
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:

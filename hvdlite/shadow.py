@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from .arrays import Array, ops
+from .channel import Channel
 from .compression import Compressor, load, split_specs
 from .errors import SettingError
 from .operations import Average, ReduceOp, Sum
@@ -54,14 +55,14 @@ class Fidelity:
 class Shadow:
     """The candidates beside one optimizer's buckets."""
 
-    def __init__(self, world: World, name: str, candidates: Sequence[Compressor], every: int):
-        self._world, self._name, self._every = world, name, every
+    def __init__(self, world: World, channel: Channel, name: str, candidates: Sequence[Compressor], every: int):
+        self._reports, self._channel, self._name, self._every = world.reports, channel, name, every
         self._candidates = candidates
         self._given: dict[str, Array] = {}
         self._step = 0
 
     @classmethod
-    def beside(cls, world: World, name: str, compressor: Compressor | None, op: ReduceOp) -> Shadow | None:
+    def beside(cls, world: World, channel: Channel, name: str, compressor: Compressor | None, op: ReduceOp) -> Shadow | None:
         """The shadow that the settings ask for; None if they ask for none.
 
         Raises:
@@ -79,7 +80,7 @@ class Shadow:
             raise SettingError(f"{asked} has nowhere to write its figures; a file is expected; set {env_name('report_file')}, or run hvdlite ab --mode shadow")
         if op not in (Average, Sum):
             raise SettingError(f"{asked} needs means or sums, and {name!r} has op={op.name}; Average or Sum is expected; leave the shadow out")
-        return cls(world, name, [load(spec) for spec in split_specs(world.settings.shadow)], world.settings.shadow_every)
+        return cls(world, channel, name, [load(spec) for spec in split_specs(world.settings.shadow)], world.settings.shadow_every)
 
     def remember(self, name: str, gradient: Array) -> None:
         """Copy what a bucket holds before it is averaged, if this step is one of those that count."""
@@ -103,13 +104,13 @@ class Shadow:
             for number, candidate in enumerate(self._candidates):
                 self._play(candidate, f"{name}.shadow.{number}", given, exact, layout, sums[number])
         self._given.clear()
-        if self._world.topology.rank == 0 and any(total.exact for total in sums):
+        if self._reports.are_written_here and any(total.exact for total in sums):
             figures = {candidate.spec: total.figures() for candidate, total in zip(self._candidates, sums, strict=True)}
-            self._world.reports.write_shadow(self._step, self._name, figures)
+            self._reports.write_shadow(self._step, self._name, figures)
 
     def _play(self, candidate: Compressor, name: str, given: Array, exact: Array, layout: Layout, total: Fidelity) -> None:
         taken, left = split(layout, candidate)
-        size = self._world.topology.size
+        size = self._channel.topology.size
         total.wire_bytes += round(2 * (size - 1) / size * 4 * sum(stop - start for start, stop in left))
         for start, stop in left:
             rest = square(exact[start:stop])
@@ -120,12 +121,12 @@ class Shadow:
         mine = xp.concat([given[start:stop] for start, stop in taken])
         truth = xp.concat([exact[start:stop] for start, stop in taken])
         total.given += square(mine)
-        operation = ShadowOperation(name, mine, shapes, size, self._world.topology.rank, candidate)
-        found: Exchanged = self._world.engine.submit(operation).wait()
+        operation = ShadowOperation(name, mine, shapes, size, self._channel.topology.rank, candidate)
+        found: Exchanged = self._channel.submit(operation).wait()
         total.wire_bytes += found.sent_bytes
         total.encode_ms += found.encode_ms
         total.decode_ms += found.decode_ms
-        if self._world.topology.rank == 0:
+        if self._reports.are_written_here:
             total.error += square(found.mean - truth)
             total.exact, total.estimate = total.exact + square(truth), total.estimate + square(found.mean)
             total.product += float((found.mean * truth).sum())

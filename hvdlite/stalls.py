@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from .errors import StalledError
+from .members import Members
 from .settings import Settings
 from .transports import Transport
 
@@ -45,8 +46,9 @@ _DECODE = msgspec.msgpack.Decoder(_Ask | _Tell).decode
 class StallWatch:
     """One rank's view of who is late."""
 
-    def __init__(self, transport: Transport, settings: Settings):
+    def __init__(self, transport: Transport, settings: Settings, members: Members | None = None):
         self._transport = transport
+        self._members = members or Members(range(transport.topology.size))
         self._warn_after = settings.stall_warning_seconds
         self._fail_after = settings.stall_shutdown_seconds
         self._asked_at = 0.0
@@ -115,15 +117,16 @@ class StallWatch:
         return None
 
     def _report(self, names: list[str], longest: float) -> str:
-        lines = [f"rank {self._transport.topology.rank} has waited {longest:.0f} s for {_listed(names)}; every rank must submit it; look at"]
+        mine = self._members.ranks[self._transport.topology.rank]
+        lines = [f"rank {mine} has waited {longest:.0f} s for {_listed(names)}{self._members.where}; every rank must submit it; look at"]
         for rank in self._others():
-            tell = self._told.get(rank)
+            tell, shown = self._told.get(rank), self._members.ranks[rank]
             if tell is None:
-                lines.append(f"  rank {rank}: does not answer (stopped, or lost)")
+                lines.append(f"  rank {shown}: does not answer (stopped, or lost)")
             elif missing := [n for n in names if n not in tell.has]:
                 waits = f"waits for {_listed(tell.waits_for)}" if tell.waits_for else "waits for nothing"
                 lines.append(
-                    f"  rank {rank} (host {tell.host}, pid {tell.pid}): has not submitted {_listed(missing)}; it {waits}; its main thread is at {tell.where}"
+                    f"  rank {shown} (host {tell.host}, pid {tell.pid}): has not submitted {_listed(missing)}; it {waits}; its main thread is at {tell.where}"
                 )
         if len(lines) == 1:
             lines.append("  no rank in particular: all have submitted it, the network does not deliver")

@@ -6,14 +6,15 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import settings as settings_module
+from .arrays import kernels_built
+from .channel import Channel
 from .engine import Engine
-from .errors import ForkedError, NotInitializedError, SettingError, WorldSizeError
+from .errors import ForkedError, NotInitializedError, ProcessSetError, SettingError, WorldSizeError
 from .seeding import seed_everything
 from .settings import Settings
 from .telemetry.last import LastCollective
@@ -39,7 +40,8 @@ class World:
     metrics: Metrics
     reports: Reports = field(default_factory=Reports)
     pid: int = field(default_factory=os.getpid)
-    counters: dict[str, int] = field(default_factory=dict)
+    comm: Any = None
+    """The communicator that init() was given."""
     remarked: set[str] = field(default_factory=set)
     kept: dict[Hashable, Any] = field(default_factory=dict)
     """What adapters keep between two calls that have no object in common; each under keys of its own."""
@@ -49,20 +51,41 @@ class World:
         """Where this process stands."""
         return self.transport.topology
 
+    def channel(self, process_set: Any = None) -> Channel:
+        """What this rank has in common with a ``hvd.ProcessSet``; with all ranks where that is None.
+
+        Raises:
+            ProcessSetError: the set is not registered, or this rank is not in it.
+        """
+        if process_set is None:
+            return self.engine.channel
+        set_id = getattr(process_set, "process_set_id", None)
+        if not isinstance(set_id, int):
+            raise ProcessSetError(
+                f"process_set={process_set}; a set that is registered is expected; pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() first"
+            )
+        channel = self.engine.sets.channel(set_id)
+        if set_id and process_set.ranks != list(channel.members.ranks):
+            raise ProcessSetError(
+                f"process_set={process_set} is of an earlier init(), and {channel.members.set_name} has the ranks {list(channel.members.ranks)} now; a set "
+                "that is registered is expected; pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() again"
+            )
+        return channel
+
+    def partners(self, process_set: Any = None) -> Channel | None:
+        """:meth:`channel`, where this rank has something to exchange there; None if it is not in the set, or alone in it.
+
+        Raises:
+            ProcessSetError: the set is not registered.
+        """
+        if getattr(process_set, "process_set_id", None) is not None and not process_set.included():
+            return None
+        channel = self.channel(process_set)
+        return channel if channel.topology.size > 1 else None
+
     def auto_name(self, kind: str) -> str:
         """A name for a collective that was given none; equal on all ranks that call in the same order."""
-        self.counters[kind] = self.counters.get(kind, 0) + 1
-        return f"{kind}.noname.{self.counters[kind]}"
-
-    @contextmanager
-    def named(self, name: str | None, kind: str) -> Iterator[str]:
-        """The name of a call. One that is refused uses up no number: other ranks, where it is accepted, would count differently from then on."""
-        before = self.counters.get(kind, 0)
-        try:
-            yield name or self.auto_name(kind)
-        except BaseException:
-            self.counters[kind] = before
-            raise
+        return self.engine.channel.auto_name(kind)
 
     def follow(self, timeline: Timeline | None) -> None:
         """Note what happens in this timeline from now on, and complete the one before."""
@@ -84,12 +107,11 @@ class World:
 _world: World | None = None
 
 
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job. A second call does nothing.
+def init(comm: Any = None) -> None:
+    """Join the job; :func:`hvdlite.init` also registers process sets. A second call does nothing.
 
     Args:
         comm: an ``mpi4py`` communicator to use instead of all processes.
-        process_sets: not supported in this version; only None, or an empty list.
     Raises:
         WorldSizeError: the environment promises several processes and MPI sees one.
         MissingDependencyError: MPI is needed and absent.
@@ -97,8 +119,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     global _world
     if _world is not None:
         return
-    if process_sets:
-        raise SettingError(f"process_sets={process_sets!r} given; this version of hvdlite has only the global set; leave it out")
     settings = Settings.from_environ()
     _configure_log(settings)
     stop_at = parse_stop(settings.stop_at)
@@ -107,8 +127,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if settings.seed >= 0:
         seed_everything(settings.seed, rank)
     reports = Reports(settings.report_file, stop_at, rank)
+    reports.write_job(_job_facts(settings, transport))
     last = LastCollective(settings_module.job_directory(), rank)
-    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, comm=comm)
     atexit.register(shutdown)
     ignored = settings_module.ignored_horovod_variables()
     if ignored and transport.topology.rank == 0:
@@ -226,6 +247,19 @@ def stop_timeline() -> None:
     world().follow(None)
 
 
+def _job_facts(settings: Settings, transport: Transport) -> dict[str, str]:
+    """Where this job runs, for whoever reads its reports."""
+    topology = transport.topology
+    return {
+        "ranks": str(topology.size),
+        "nodes": str(topology.cross_size),
+        "transport": type(transport).__module__.rpartition(".")[2],  # the file's name is what users type
+        "MPI": " ".join(getattr(transport, "library", "none").partition(",")[0].split()),
+        "kernels": "compiled" if kernels_built() and settings.kernels != "off" else "numpy",
+        **settings_module.changed_values(settings, but=("compression", "seed", "report_file", "stop_at")),
+    }
+
+
 def _make_transport(settings: Settings, comm: Any) -> Transport:
     from .transports import mpi
     from .transports.local import LocalTransport
@@ -279,7 +313,7 @@ def _through_memory(transport: MpiTransport, settings: Settings) -> Transport:
 
     if topology.local_size == topology.size:
         arena_bytes = node_bytes(transport)
-        return shared_memory.SharedMemoryTransport(transport, settings.slots, arena_bytes) if arena_bytes else transport
+        return shared_memory.connect(transport, settings.slots, arena_bytes) if arena_bytes else transport
     return hierarchical.connect(transport, settings.slots, node_bytes) or transport
 
 

@@ -78,6 +78,14 @@ class Hub:
     answers: dict[Any, list[Any]] = field(default_factory=dict)
     mail: dict[int, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
     faults: list[str] = field(default_factory=list)
+    subsets: dict[Any, "Hub"] = field(default_factory=dict)  # by ranks, and how many times they were made before
+
+    def subset(self, ranks: tuple[int, ...], number: int) -> "Hub":
+        with self.lock:
+            return self.subsets.setdefault((ranks, number), Hub(len(ranks), lambda rank, lane: self.delay(ranks[rank], lane)))
+
+    def all_faults(self) -> list[str]:
+        return self.faults + [fault for hub in self.subsets.values() for fault in hub.faults]
 
     def meet(self, key: Any, rank: int, request: Any) -> None:
         with self.lock:
@@ -149,6 +157,9 @@ class ThreadTransport:
         self._count: dict[int, int] = defaultdict(int)
         self.is_wide = False
         self.prepared: list[tuple[bool, int]] = []  # before each operation
+        self.reserved = 0
+        self.released: list[int] = []
+        self._subsets: dict[tuple[int, ...], int] = defaultdict(int)
 
     def sent_bytes(self, request: Any) -> int:
         return request.sent_bytes(self.topology.size)
@@ -174,6 +185,18 @@ class ThreadTransport:
 
     def allocate(self, num_elements: int, dtype: str) -> np.ndarray:
         return np.zeros(num_elements, dtype)
+
+    def reserve(self) -> int:
+        self.reserved += 1
+        return 64 * self.reserved  # what a transport does with places, tests/parallel knows
+
+    def release(self, place: int) -> None:
+        self.released.append(place)
+
+    def subset(self, ranks: Any, places: Any) -> "ThreadTransport":
+        ranks = tuple(ranks)
+        self._subsets[ranks] += 1
+        return ThreadTransport(self.hub.subset(ranks, self._subsets[ranks]), ranks.index(self.topology.rank))
 
     def post(self, rank: int, note: bytes) -> None:
         self.calls += 1
@@ -232,4 +255,4 @@ def thread_world() -> Iterator[Callable[..., ThreadWorld]]:
     yield make
     for world in made:
         assert None not in world.stop(), "an engine does not stop"
-        assert not world.hub.faults, world.hub.faults
+        assert not world.hub.all_faults(), world.hub.all_faults()

@@ -3,16 +3,21 @@
 import random
 import threading
 import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from engines import TwoRounds, reduction, result_of, until
 
 from hvdlite import compression
-from hvdlite.engine import Engine, Handle
+from hvdlite.compression import Finish, PieceBytes, Start
+from hvdlite.engine import Engine
 from hvdlite.errors import EngineError
+from hvdlite.negotiation import Vote
 from hvdlite.operations import AllGatherOperation, BarrierOperation, BroadcastOperation
 from hvdlite.settings import Settings
+from hvdlite.submissions import Handle
 from hvdlite.telemetry.last import LastCollective
 from hvdlite.telemetry.metrics import Metrics
 from hvdlite.transports.local import LocalTransport
@@ -43,6 +48,48 @@ def test_a_world_of_one_runs_every_compressor(spec):
     alone().submit(reduction("x", array, 0, 1, compressor=compression.load(spec))).wait()
     assert np.isfinite(array).all()
     assert np.dot(array.ravel(), given.ravel()) > 0
+
+
+@dataclass
+class TakesTime:
+    """Encodes for 10 ms, sums up what came and encodes it again for 20, decodes for 40; in pieces that are under way at once if asked."""
+
+    in_pieces: bool
+    name: str = "x"
+    kind: ClassVar[str] = "allreduce"
+    nbytes: int = 8
+    signature: bytes = b""
+
+    def vote(self) -> Vote:
+        return Vote.ALL
+
+    def program(self, vote: Vote):
+        yield PieceBytes()
+        time.sleep(0.01)
+        request = compression.AllReduce(np.ones(1))
+        if self.in_pieces:
+            token = yield Start(request)
+            time.sleep(0.02)
+            yield Finish(token)
+            time.sleep(0.015)
+            yield Finish(token)
+            time.sleep(0.025)
+        else:
+            yield request
+            time.sleep(0.02)
+            yield request
+            time.sleep(0.04)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_what_precedes_a_message_is_encoding_and_what_follows_the_last_is_decoding(in_pieces):
+    metrics = Metrics()
+    engine = Engine(LocalTransport(), Settings(), metrics, LastCollective(None, 0))
+    engine.submit(TakesTime(in_pieces)).wait()
+    assert metrics.encode_ms >= 30
+    assert metrics.decode_ms >= 40
+    assert metrics.encode_ms + metrics.decode_ms <= metrics.codec_ms
+    assert metrics.exposed_encode_ms == metrics.exposed_decode_ms == 0, "nobody waited"
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -13,9 +13,9 @@ import pytest
 from engines import LIMIT_S, Held, TwoRounds, reduction, result_of, until
 
 from hvdlite import compression
-from hvdlite.engine import Handle
 from hvdlite.errors import DuplicateNameError, EngineError, HorovodInternalError, MismatchError, PeerLeftError, StalledError
 from hvdlite.operations import BarrierOperation
+from hvdlite.submissions import Handle
 
 
 def error_of(handle: Handle) -> BaseException:
@@ -151,7 +151,7 @@ def test_what_is_submitted_as_a_peer_leaves_does_not_wait_forever(thread_world):
 def test_what_was_accepted_just_before_a_peer_left_fails_like_the_rest(thread_world):
     world = thread_world(2)
     first = world.engines[0].submit(BarrierOperation("first"))
-    until(lambda: world.engines[0]._negotiator.pending)
+    until(lambda: world.engines[0].channel._negotiator.pending)
     with Held(world.engines[0]):
         late = world.engines[0].submit(BarrierOperation("late"))  # accepted, and not looked at until the peer is gone
         threading.Thread(target=world.engines[1].stop, daemon=True).start()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from engines import LIMIT_S, TwoRounds, reduction, result_of, until
 
-from hvdlite.engine import UseSlots
+from hvdlite.orders import UseSlots
 
 
 def lanes_of(world, rank: int) -> list[int]:
@@ -71,7 +71,7 @@ def test_slots_may_change_while_anything_is_in_flight(thread_world, size, seed):
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-    until(lambda: all(not e._in_flight for e in world.engines))
+    until(lambda: all(not e.channel._in_flight for e in world.engines))
     for rank in range(size):
         for name, array in arrays[rank].items():
             np.testing.assert_array_equal(array, np.float32(10 * int(name[2:]) + (size - 1) / 2))

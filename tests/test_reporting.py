@@ -41,7 +41,9 @@ def test_reports_are_counted_unless_they_say_the_step(start, tmp_path):
     hvdlite.report(step=40, loss=float("nan"), accuracy=0.5)
     check_start([("w", hvdlite.allreduce([1.0, 2.0], name="w"))], "")
     hvdlite.shutdown()
-    first, second, weights, end = lines_of(tmp_path / "r.jsonl")
+    job, first, second, weights, end = lines_of(tmp_path / "r.jsonl")
+    expected = {"ranks": "1", "nodes": "1", "transport": "local", "MPI": "none", "HVDLITE_TRANSPORT": "local"}
+    assert job["job"] | expected == job["job"]
     assert (first["step"], second["step"]) == (1, 40)
     assert first["values"] == {"loss": 2.0}
     assert second["values"]["loss"] != second["values"]["loss"]

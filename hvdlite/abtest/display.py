@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from .plan import Plan
+from .recommendation import recommend
 from .result import ArmResult, Result
 from .runs import Run
 from .statistics import Interval
+from .words import bounds, number, rule, typeset, where
 
 _TAIL_BYTES = 4096
-_OF_ONE = " within one pair"  # it says nothing about other runs
 
 
 class Progress:
@@ -131,19 +132,18 @@ def show(result: Result, output: IO[str]) -> None:
     if plan.mode == "shadow":
         _show_ranking(result, console)
         return
+    advice = recommend(result)
+    console.print(f"recommendation: {advice.words}  ({advice.setting})")
     console.print()
     console.print(_table(result))
-    better = "higher" if plan.higher_is_better else "lower"
-    rule = "as given" if plan.margin is not None else "by rule: the larger of one standard deviation over the baseline's seeds and 0.5 % of its mean"
-    console.print(f"{plan.metric}: {better} is better; not worse means by less than {result.margin:.4g} ({rule}). Each bound holds with 95 %.")
+    console.print(rule(result))
     if result.target is not None and any(arm.num_reached is not None for arm in result.arms):
         console.print(f"time to target: median of the seconds until {plan.metric} was {result.target:.5g}, of the runs that got there")
     _show_notes(result, console)
 
 
 def _show_notes(result: Result, console: Any) -> None:
-    warnings = [f"{arm.arm}: {line}" for arm in result.arms for line in arm.warnings]
-    for title, lines in (("warning", warnings), ("missing", result.missing), ("not controlled", result.not_controlled)):
+    for title, lines in (("warning", result.warnings), ("missing", result.missing), ("not controlled", result.not_controlled)):
         for line in lines:
             console.print(f"{title}: {line}")
 
@@ -151,7 +151,7 @@ def _show_notes(result: Result, console: Any) -> None:
 def _show_ranking(result: Result, console: Any) -> None:
     from rich.table import Table
 
-    table = Table(title=f"{_where(result.plan)}; beside exact training, the nearest to the exact mean gradient first")
+    table = Table(title=f"{where(result.plan)}; beside exact training, the nearest to the exact mean gradient first")
     for heading in ("arm", "vNMSE", "cosine", "residual/gradient", "encode ms", "decode ms", "wire bytes/step"):
         table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
     for each in result.ranking:
@@ -169,17 +169,13 @@ def _table(result: Result) -> Any:
     from rich.table import Table
 
     metric = result.plan.metric
-    table = Table(title=f"{_where(result.plan)}, {result.plan.seeds} seeds")
+    table = Table(title=f"{where(result.plan)}, {result.plan.seeds} seeds")
     headings = ("arm", "runs", metric, "difference", "ms/step", "step time ratio", "wire bytes/step", "exposed ms/step", "time to target")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
     for arm in result.arms:
         table.add_row(*_row(arm))
     return table
-
-
-def _where(plan: Plan) -> str:
-    return f"{plan.size} ranks" + (f" on {plan.hosts} hosts, links of {plan.link}" if plan.link else "")
 
 
 def _row(arm: ArmResult) -> list[str]:
@@ -190,19 +186,15 @@ def _row(arm: ArmResult) -> list[str]:
         f"{arm.num_good}/{arm.num_planned}",
         mean,
         _with_bounds(judged.difference, judged.difference_interval, "+.3g") if judged else "",
-        _number(arm.step_ms, ".2f"),
+        number(arm.step_ms, ".2f"),
         _with_bounds(judged.time_ratio, judged.time_ratio_interval, ".3f") if judged else "",
-        _number(arm.wire_bytes_per_step, ",.0f"),
-        _number(arm.exposed_ms_per_step, ".2f"),
-        f"{_number(arm.target_seconds, '.1f')} s ({arm.num_reached} of {arm.num_good})" if arm.num_reached is not None else "-",
+        number(arm.wire_bytes_per_step, ",.0f"),
+        number(arm.exposed_ms_per_step, ".2f"),
+        f"{number(arm.target_seconds, '.1f')} s ({arm.num_reached} of {arm.num_good})" if arm.num_reached is not None else "-",
     ]
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _with_bounds(value: float | None, bounds: Interval | None, form: str) -> str:
+def _with_bounds(value: float | None, interval: Interval | None, form: str) -> str:
     if value is None:
         return "-"
-    return format(value, form) + (f"\n[{bounds.low:{form}}, {bounds.high:{form}}]{_OF_ONE * (bounds.method == 'bootstrap of blocks')}" if bounds else "\n[?]")
+    return f"{typeset(value, form)}\n{bounds(interval, form)}"

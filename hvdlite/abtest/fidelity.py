@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..compression import load
+from .curves import Curve, thinned
 from .plan import Plan
 from .runs import Run
 
-_POINTS = 200
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """Curves over training, means over the runs; at most 200 points."""
-
-    step: list[int]
-    vnmse: list[float]
-    """Squared distance of the candidate's mean gradient from the exact one, over the squared norm of that."""
-    cosine: list[float]
-    residual_ratio: list[float]
-    """Rank 0's residual over its gradient, in norms."""
+VNMSE, COSINE, RESIDUAL = "vNMSE", "cosine", "residual over gradient"
 
 
 @dataclass(frozen=True)
@@ -40,18 +29,21 @@ class Played:
     wire_bytes: float
 
 
-def curves(plan: Plan, runs: Sequence[Run]) -> dict[str, Fidelity]:
-    """By arm, as far as there are figures."""
-    found = {}
+def fidelity_of(plan: Plan, run: Run) -> list[Curve]:
+    """How near candidates came step by step; in a run with compression, what is known of it: how large its residual was."""
+    found = []
     for arm in plan.candidates:
-        spec, by_step = load(arm).spec, defaultdict(list)
-        for line in (line for run in runs for line in run.shadow if spec in line["figures"]):
-            by_step[line["step"]].append(line["figures"][spec])
-        steps = sorted(by_step)
-        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, min(_POINTS, len(steps))).astype(int))] if steps else []
-        if steps:
-            found[arm] = Fidelity(steps, *([_mean([f[key] for f in by_step[s]]) for s in steps] for key in ("vnmse", "cosine", "residual_ratio")))
-    return found
+        spec = load(arm).spec
+        lines = [line for line in run.shadow if spec in line["figures"]]
+        for metric, key in ((VNMSE, "vnmse"), (COSINE, "cosine"), (RESIDUAL, "residual_ratio")):
+            found += _curve(arm, run.record.seed, metric, lines, [line["figures"][spec][key] for line in lines])
+    return found + _curve(run.record.arm, run.record.seed, RESIDUAL, run.residuals, [line["ratio"] for line in run.residuals])
+
+
+def _curve(arm: str, seed: int, metric: str, lines: Sequence[dict[str, Any]], values: Sequence[float]) -> list[Curve]:
+    if not any(values):
+        return []
+    return [thinned(arm, seed, metric, [float(line["step"]) for line in lines], [line["seconds"] for line in lines], values)]
 
 
 def ranking(plan: Plan, runs: Sequence[Run]) -> list[Played]:

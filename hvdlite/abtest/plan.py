@@ -10,6 +10,7 @@ import msgspec
 
 from ..compression import load
 from ..errors import SettingError
+from ..telemetry.reports import parse_stop
 from .files import write_whole
 
 _FILE = "plan.json"
@@ -63,6 +64,22 @@ class Plan:
             turn = [*self.run_arms[start:], *self.run_arms[:start]]
             runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
         return runs
+
+    def options(self) -> list[list[str]]:
+        """The options of ``hvdlite ab`` that give this plan, each with its value."""
+        found = [["--arms", ",".join(self.arms)], ["--no-baselines"], ["--seeds", str(self.seeds)], ["-np", str(self.size)], ["--metric", self.metric]]
+        if self.higher_is_better:
+            found.append(["--higher-is-better"])
+        if self.margin is not None:
+            found.append(["--margin", repr(self.margin)])
+        if self.metric_regex:
+            found.append(["--metric-regex", self.metric_regex])
+        if self.link:
+            found += [["--link", self.link], ["--hosts", str(self.hosts)]]
+        stop = parse_stop(self.stop_at)
+        if stop is not None:
+            found.append(["--until", f"{stop.name}={stop.value!r}"] if stop.name else [f"--{stop.kind}", f"{stop.value:g}"])
+        return found
 
     def command_for(self, seed: int) -> list[str]:
         """The user's command, ``{seed}`` replaced."""

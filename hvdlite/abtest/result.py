@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
-import os
-import platform
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -21,14 +18,16 @@ from ..errors import SettingError
 from ..telemetry.reports import parse_stop
 from ..version import VERSION
 from .arms import entangled
-from .fidelity import Fidelity, Played, curves, ranking
+from .curves import Curve, curves_of
+from .environment import job, job_differences, machine
+from .fidelity import RESIDUAL, Played, fidelity_of, ranking
 from .files import write_whole
 from .plan import SEED, Plan
-from .runs import Run, is_finite
+from .runs import Run, StepParts, is_finite
 from .statistics import Vector, diverged, first_reached, grows, median_time
 from .verdict import Judged, Pairs, default_margin, judge
 
-_PACKAGES = ("numpy", "mpi4py", "torch", "tensorflow", "keras", "jax")
+JSON, CSV = "ab.json", "ab.csv"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class RunRow:
     started: str
     seconds: float
     metric: float | None
+    """None: none was reported, or it is no finite number; then the run has diverged."""
     steps: int
     step_ms: float | None
     """Median of its blocks."""
@@ -49,6 +49,14 @@ class RunRow:
     exposed_ms_per_step: float | None
     target_seconds: float | None
     diverged: bool
+    watched_seconds: float | None = None
+    """Until the last report of the metric: a run without ``target_seconds`` was not there by then."""
+    compute_ms: float | None = None
+    encode_ms: float | None = None
+    wire_ms: float | None = None
+    decode_ms: float | None = None
+    hidden_codec_ms: float | None = None
+    """What a step was made of: see :class:`~hvdlite.abtest.runs.StepParts`."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,12 @@ class ArmResult:
     num_reached: int | None
     target_seconds: float | None
     judged: Judged | None
-    warnings: list[str] = field(default_factory=list)
-    """What its runs showed besides: divergence, a residual that grows, ranks whose weights drift apart."""
+    parts: StepParts | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """All of it."""
+    """All of it. What came later than the first version of ``ab.json`` has a default, so that older ones can be read."""
 
     version: str
     machine: dict[str, str]
@@ -83,9 +90,18 @@ class Result:
     runs: list[RunRow]
     missing: list[str]
     not_controlled: list[str]
+    written: str = ""
+    """When, UTC, ISO 8601."""
+    job: dict[str, str] = field(default_factory=dict)
+    """What the ranks said of where they ran."""
+    curves: list[Curve] = field(default_factory=list)
+    """What was reported on the way."""
+    fidelity: list[Curve] = field(default_factory=list)
+    """How far what was applied is from the exact mean gradient, over steps, where it was measured."""
+    warnings: list[str] = field(default_factory=list)
+    """What detectors found, in words."""
     ranking: list[Played] = field(default_factory=list)
     """With ``--mode shadow``: the candidates, the nearest to the exact gradients first."""
-    fidelity: dict[str, Fidelity] | None = None
 
 
 def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
@@ -100,27 +116,40 @@ def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
     pairs = {arm: _pairs(plan, by_arm[arm], by_arm[plan.baseline], bad[arm] - bad[plan.baseline]) for arm in plan.arms[1:]}
     judged = {} if plan.mode == "shadow" else judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
     rows = [_run_row(run, plan, target, run.record.seed in bad[run.record.arm]) for run in runs]
-    played, seen = ranking(plan, runs), curves(plan, runs)
+    played, fidelity = ranking(plan, runs), [curve for run in runs for curve in fidelity_of(plan, run)]
     arms = [_arm_result(arm, plan, [r for r in rows if r.arm == arm], by_arm[arm], target, judged.get(arm)) for arm in plan.arms]
     sent = {each.arm: each.wire_bytes for each in played}
-    arms = [
-        replace(arm, warnings=_warnings(by_arm[arm.arm], bad[arm.arm], seen.get(arm.arm)), wire_bytes_per_step=sent.get(arm.arm, arm.wire_bytes_per_step))
-        for arm in arms
-    ]
+    arms = [replace(arm, wire_bytes_per_step=sent.get(arm.arm, arm.wire_bytes_per_step)) for arm in arms]
     missing = [f"{row.arm}, seed {row.seed}: {row.problem}" for row in rows if row.problem]
     missing += [f"{arm}, seed {seed}: not run" for seed, arm in plan.order() if seed not in by_arm[arm]]
-    return Result(VERSION, _machine(), plan, margin, target, arms, rows, missing, _not_controlled(plan, by_arm, rows), played, seen or None)
+    return Result(
+        version=VERSION,
+        machine=machine(),
+        plan=plan,
+        margin=margin,
+        target=target,
+        arms=arms,
+        runs=rows,
+        missing=missing,
+        not_controlled=_not_controlled(plan, by_arm, rows) + job_differences(runs),
+        written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        job=job(runs),
+        curves=[curve for run in runs for curve in curves_of(run)],
+        fidelity=fidelity,
+        warnings=[f"{arm}: {line}" for arm in plan.arms for line in _warnings(arm, by_arm[arm], bad[arm], fidelity)],
+        ranking=played,
+    )
 
 
 def write(result: Result, folder: Path) -> None:
     """``ab.json`` with everything, ``ab.csv`` with a row a run. Numbers that are not finite become null."""
-    write_whole(folder / "ab.json", msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    write_whole(folder / JSON, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     text = io.StringIO()
     names = list(RunRow.__dataclass_fields__)
     table = csv.writer(text)
     table.writerow(names)
     table.writerows([getattr(row, name) for name in names] for row in result.runs)
-    write_whole(folder / "ab.csv", text.getvalue().encode())
+    write_whole(folder / CSV, text.getvalue().encode())
 
 
 def load(path: Path) -> Result:
@@ -132,19 +161,7 @@ def load(path: Path) -> Result:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError) as error:
-        raise SettingError(f"{str(path)!r} cannot be read ({error}); the ab.json of a comparison is expected; name two of them after --compare") from None
-
-
-def differences(a: Result, b: Result) -> list[str]:
-    """Where two comparisons are not the same experiment, in words."""
-    found = []
-    for name in Plan.__dataclass_fields__:
-        one, other = getattr(a.plan, name), getattr(b.plan, name)
-        if one != other:
-            found.append(f"{name}: {one!r} and {other!r}")
-    machines = sorted({*a.machine, *b.machine})
-    found += [f"{key}: {a.machine.get(key)} and {b.machine.get(key)}" for key in machines if a.machine.get(key) != b.machine.get(key)]
-    return found + ([f"hvdlite: {a.version} and {b.version}"] if a.version != b.version else [])
+        raise SettingError(f"{str(path)!r} cannot be read ({error}); the ab.json of a comparison is expected; name one, or two after --compare") from None
 
 
 def _metrics(by_seed: Mapping[int, Run], plan: Plan) -> Vector:
@@ -174,9 +191,24 @@ def _diverged(run: Run, plan: Plan, finals: Vector) -> bool:
 def _run_row(run: Run, plan: Plan, target: float | None, has_diverged: bool) -> RunRow:
     record = run.record
     reached = None if target is None else first_reached(*run.curve(plan.metric), target, plan.higher_is_better)
-    step_ms = float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None
-    counted = (record.arm, record.seed, record.exit_code, record.problem, record.started, record.seconds)
-    return RunRow(*counted, run.metric, run.steps, step_ms, run.wire_bytes_per_step, run.exposed_ms_per_step, reached, has_diverged)
+    seen, parts = run.curve(plan.metric)[0], run.parts
+    return RunRow(
+        arm=record.arm,
+        seed=record.seed,
+        exit_code=record.exit_code,
+        problem=record.problem,
+        started=record.started,
+        seconds=record.seconds,
+        metric=run.metric if is_finite(run.metric) else None,
+        steps=run.steps,
+        step_ms=float(np.median(run.blocks)) * 1e3 if len(run.blocks) else None,
+        wire_bytes_per_step=run.wire_bytes_per_step,
+        exposed_ms_per_step=parts.exposed_ms if parts else None,
+        target_seconds=reached,
+        diverged=has_diverged,
+        watched_seconds=seen[-1] if seen else None,
+        **(vars(parts) if parts else {}),
+    )
 
 
 def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[int, Run], target: float | None, judged: Judged | None) -> ArmResult:
@@ -198,19 +230,22 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
         num_reached=sum(when is not None for when in reached) if curves else None,
         target_seconds=median_time(reached, watched) if curves else None,
         judged=judged,
+        parts=_mean_parts([by_seed[row.seed].parts for row in good]),
     )
 
 
-def _warnings(by_seed: Mapping[int, Run], bad: set[int], fidelity: Fidelity | None) -> list[str]:
+def _warnings(arm: str, by_seed: Mapping[int, Run], bad: set[int], fidelity: Sequence[Curve]) -> list[str]:
     found = [f"seed {seed}: diverged" for seed in sorted(bad)]
     for seed, run in by_seed.items():
         found += [f"seed {seed}: {problem}" for problem in run.drifts]
-    growing = [seed for seed, run in by_seed.items() if grows(*zip(*run.residuals, strict=True))] if all(r.residuals for r in by_seed.values()) else []
+    growing = [c.seed for c in fidelity if c.arm == arm and c.metric == RESIDUAL and grows(c.steps, [_or_nan(value) for value in c.values])]
     words = "the residual grows beside the gradient: what is not sent piles up; send more, or lower the learning rate"
-    found += [f"seed {seed}: {words}" for seed in growing]
-    if fidelity is not None and grows(fidelity.step, fidelity.residual_ratio):
-        found.append(words)
-    return found
+    return found + [f"seed {seed}: {words}" for seed in growing]
+
+
+def _mean_parts(parts: Sequence[StepParts | None]) -> StepParts | None:
+    known = [part for part in parts if part is not None]
+    return StepParts(*(float(np.mean([getattr(part, f.name) for part in known])) for f in fields(StepParts))) if known else None
 
 
 def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: Sequence[RunRow]) -> list[str]:
@@ -264,22 +299,6 @@ def _without_effect(plan: Plan, rows: Sequence[RunRow]) -> list[str]:
         "an optimizer or tape of hvdlite's, and to hold matrices large enough to be compressed"
         for arm in same
     ]
-
-
-def _machine() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        **versions,
-    }
 
 
 def _or_nan(value: float | None) -> float:

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from .. import settings
 from ..launch.worker import die_with_parent
 from .display import Progress
+from .files import writing
 from .plan import Plan
 from .runs import LAUNCHER, OUTPUT, REPORTS, Record, Run, find_metric, folder_of, keep, last_reports, read
 
@@ -32,8 +33,8 @@ class Interrupted(Exception):
         self.number = number
 
 
-def run_all(plan: Plan, folder: Path, progress: Progress) -> None:
-    """Run what has not ended well yet.
+def run_all(plan: Plan, folder: Path, progress: Progress, ended: Callable[[Run], None] | None = None) -> None:
+    """Run what has not ended well yet; ``ended`` is called with every run that has, those of before included.
 
     Raises:
         Interrupted: by a signal; the run under way is ended, and lost.
@@ -45,15 +46,20 @@ def run_all(plan: Plan, folder: Path, progress: Progress) -> None:
             before = read(here, plan)
             if before is not None and not before.record.problem:
                 progress.kept(seed, arm)
+                if ended is not None:
+                    ended(before)
                 continue
             shutil.rmtree(here, ignore_errors=True)
-            here.mkdir(parents=True)
             progress.begin(seed, arm)
-            record = _run_one(plan, seed, arm, here, progress)
+            with writing(here):
+                here.mkdir(parents=True)
+                record = _run_one(plan, seed, arm, here, progress)
             keep(record, here)
             done = read(here, plan)
             assert done is not None
             progress.end(done)
+            if ended is not None:
+                ended(done)
 
 
 def finished(plan: Plan, folder: Path) -> list[Run]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from json import JSONDecodeError, loads
 from pathlib import Path
@@ -16,9 +16,10 @@ import numpy as np
 
 from .files import write_whole
 from .plan import Plan
-from .statistics import Vector, block_times
+from .statistics import Vector, after_warm_up, block_times
 
 REPORTS, OUTPUT, LAUNCHER, _RECORD = "report.jsonl", "output", "launcher.txt", "run.json"
+_WAITS = ("exposed_ms", "encode_ms", "decode_ms", "exposed_encode_ms", "exposed_decode_ms")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,29 @@ class Reported:
     wire_bytes: int
     exposed_ms: float
     values: dict[str, float]
+    encode_ms: float = 0.0
+    decode_ms: float = 0.0
+    exposed_encode_ms: float = 0.0
+    exposed_decode_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step of rank 0 was made of, in milliseconds: means over the steps after the warm-up. The first four add up to the step."""
+
+    compute_ms: float
+    encode_ms: float
+    """What the training waited for; what ran beside it is in ``hidden_codec_ms``."""
+    wire_ms: float
+    """Messages under way, and waiting for slower ranks."""
+    decode_ms: float
+    hidden_codec_ms: float
+    """Encoding and decoding that the backward pass hid. On a CPU it still takes time from it."""
+
+    @property
+    def exposed_ms(self) -> float:
+        """What the training waited for communication."""
+        return self.encode_ms + self.wire_ms + self.decode_ms
 
 
 @dataclass(frozen=True)
@@ -60,12 +84,14 @@ class Run:
     """Rank 0's at the end; empty if it did not come to an end."""
     metric: float | None
     """The last value of the plan's metric; None if there is none. It may be no finite number."""
+    job: dict[str, str] = field(default_factory=dict)
+    """Where it ran, as rank 0 said."""
     since: int = 0
     """Optimizer steps from which on the arm is what it is: those before are the same in all."""
     shadow: Sequence[dict[str, Any]] = ()
     """Figures of candidates, a step each."""
-    residuals: Sequence[tuple[int, float]] = ()
-    """Steps, and rank 0's residual over its gradient then."""
+    residuals: Sequence[dict[str, Any]] = ()
+    """Rank 0's residual over its gradient, now and then."""
     forks: Sequence[str] = ()
     """Digests of the weights at step ``since``."""
     drifts: Sequence[str] = ()
@@ -109,6 +135,27 @@ class Run:
     def _reports_since(self) -> Sequence[Reported]:
         return [r for r in self.reports if r.optimizer_steps >= self.since]
 
+    @cached_property
+    def parts(self) -> StepParts | None:
+        """What a step was made of; None where no optimizer of ours counted steps."""
+        if not self.counters.get("steps"):
+            return None
+        reports = self._reports_since
+        first, last = after_warm_up([r.optimizer_steps for r in reports])
+        if first < last:
+            begin, end = ({**vars(reports[i])} for i in (first, last))
+            steps = end["optimizer_steps"] - begin["optimizer_steps"]
+            step_ms = (end["seconds"] - begin["seconds"]) * 1e3 / steps
+            spent = {name: (end[name] - begin[name]) / steps for name in _WAITS}
+        elif self.counters["steps"] > 1 and not self.since:
+            step_ms = self.counters["steps_ms"] / (self.counters["steps"] - 1)
+            spent = {name: self.counters.get(name, 0.0) / self.counters["steps"] for name in _WAITS}
+        else:
+            return None
+        encode, decode = spent["exposed_encode_ms"], spent["exposed_decode_ms"]
+        hidden = max(0.0, spent["encode_ms"] + spent["decode_ms"] - encode - decode)
+        return StepParts(max(0.0, step_ms - spent["exposed_ms"]), encode, max(0.0, spent["exposed_ms"] - encode - decode), decode, hidden)
+
     def curve(self, metric: str) -> tuple[list[float], list[float]]:
         """``(seconds, values)`` of a metric."""
         points = [(r.seconds, r.values[metric]) for r in self.reports if metric in r.values]
@@ -116,8 +163,13 @@ class Run:
 
 
 def folder_of(folder: Path, seed: int, arm: str) -> Path:
-    """Where a run keeps what it leaves; the name tells seed and arm."""
-    return folder / "runs" / f"seed{seed}.{re.sub(r'[^A-Za-z0-9_.=-]', '-', arm)}"
+    """Where a run keeps what it leaves."""
+    return folder / "runs" / name_of(seed, arm)
+
+
+def name_of(seed: int, arm: str) -> str:
+    """A name for files that tells seed and arm."""
+    return f"seed{seed}.{re.sub(r'[^A-Za-z0-9_.=-]', '-', arm)}"
 
 
 def keep(record: Record, folder: Path) -> None:
@@ -135,6 +187,7 @@ def read(folder: Path, plan: Plan) -> Run | None:
     reports = [Reported(**line) for line in lines if "values" in line]
     weights = [line["weights"] for line in lines if "weights" in line]
     counters: dict[str, float] = next((line["end"] for line in lines if "end" in line), {})
+    job: dict[str, str] = next((line["job"] for line in lines if "job" in line), {})
     metric = find_metric(folder, plan, reports)
     return Run(
         record,
@@ -142,9 +195,10 @@ def read(folder: Path, plan: Plan) -> Run | None:
         weights,
         counters,
         metric if record.exit_code == 0 else None,
+        job,
         since=plan.fork_at,
         shadow=[line["shadow"] for line in lines if "shadow" in line],
-        residuals=[(line["residual"]["step"], line["residual"]["ratio"]) for line in lines if "residual" in line],
+        residuals=[line["residual"] for line in lines if "residual" in line],
         forks=[line["fork"] for line in lines if "fork" in line],
         drifts=[line["drift"]["problem"] for line in lines if "drift" in line],
     )

@@ -83,6 +83,22 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 # --- Time ---------------------------------------------------------------------------------------------------------------------------
 
 
+def after_warm_up(steps: Sequence[float]) -> tuple[int, int]:
+    """The first and the last point to measure between: the first 60 steps are left out, half of them in short runs, and what follows a restart of the count.
+
+    Returns:
+        Two indices; the same one twice where there are fewer than two points.
+    """
+    at = np.asarray(steps, float)
+    back = np.flatnonzero(np.diff(at) <= 0)
+    if len(back):
+        at = at[: back[0] + 1]
+    if len(at) < 2:
+        return 0, 0
+    warm = int(np.searchsorted(at, at[0] + min(_WARM_UP_STEPS, (at[-1] - at[0]) / 2)))
+    return min(warm, len(at) - 2), len(at) - 1
+
+
 def block_times(steps: Sequence[float], seconds: Sequence[float]) -> Vector:
     """Seconds a step, in up to 20 blocks of consecutive steps, the warm-up left out.
 
@@ -92,14 +108,10 @@ def block_times(steps: Sequence[float], seconds: Sequence[float]) -> Vector:
         One number a block; empty if there are fewer than two points.
     """
     at, when = np.asarray(steps, float), np.asarray(seconds, float)
-    back = np.flatnonzero(np.diff(at) <= 0)
-    if len(back):
-        at, when = at[: back[0] + 1], when[: back[0] + 1]
-    if len(at) < 2:
+    warm, last = after_warm_up(steps)
+    if warm >= last:
         return np.empty(0)
-    warm = int(np.searchsorted(at, at[0] + min(_WARM_UP_STEPS, (at[-1] - at[0]) / 2)))
-    warm = min(warm, len(at) - 2)
-    edges = np.unique(np.linspace(warm, len(at) - 1, min(_BLOCKS, len(at) - 1 - warm) + 1).astype(int))
+    edges = np.unique(np.linspace(warm, last, min(_BLOCKS, last - warm) + 1).astype(int))
     times: Vector = np.diff(when[edges]) / np.diff(at[edges])
     return times
 

@@ -15,7 +15,8 @@ from ..errors import MissingDependencyError, SettingError
 from ..link import Link
 from .run import Launching, num_ranks, read_link
 
-_NEEDED = ("numpy", "scipy", "rich")
+_NEEDED = ("numpy", "scipy", "rich", "jinja2", "matplotlib")
+PAGE = "ab.html"
 _EXAMPLE = "write e.g. hvdlite ab --arms powersgd:rank=4 -np 2 -- python train.py"
 
 
@@ -63,6 +64,8 @@ def _ab(
     resume: bool,
     no_baselines: bool,
     compare: tuple[Path, Path] | None,
+    report: Path | None,
+    tensorboard: Path | None,
 ) -> int:
     """Train COMMAND with several compressors (the arms) on several seeds, and say whether one is faster than no compression, and whether it is worse.
 
@@ -73,6 +76,8 @@ def _ab(
     _check_packages()
     if compare is not None:
         return _compare(*compare)
+    if report is not None:
+        return _report(report)
     from ..abtest.arms import entangled, parse_arms
     from ..abtest.plan import Plan
     from ..launch.command import parse
@@ -98,7 +103,7 @@ def _ab(
     where = (link.spec if link else "", number_of_hosts)
     seeds = seeds or (1 if mode == "shadow" else 6)
     plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex, *where, mode, *how)
-    return _execute(plan, output, resume)
+    return _execute(plan, output, resume, tensorboard)
 
 
 def _check_hosts(size: int, link: Link | None, num_hosts: int | None) -> int:
@@ -129,38 +134,54 @@ def _check_mode(mode: str, fork_at: int | None, shadow_every: int | None, steps:
     return fork_at or 0, shadow_every or 1
 
 
-def _execute(plan: Any, output: Path, resume: bool) -> int:
-    from ..abtest import display, result, runner
+def _execute(plan: Any, output: Path, resume: bool, tensorboard: Path | None) -> int:
+    from ..abtest import display, page, result, runner
     from ..abtest.plan import begin
+    from ..abtest.tensorboard import Scalars
 
+    scalars = Scalars(tensorboard, resume=resume) if tensorboard is not None else None
     begin(plan, output, resume=resume)
     interrupted = 0
     try:
         with display.Progress(plan, sys.stderr) as progress:
-            runner.run_all(plan, output, progress)
+            runner.run_all(plan, output, progress, scalars.write if scalars is not None else None)
     except runner.Interrupted as error:
         interrupted = error.number
     answer = result.analyse(plan, runner.finished(plan, output))
     result.write(answer, output)
+    page.write(answer, output / PAGE)
     if interrupted:
         done = len(plan.order()) - len(answer.missing)
         click.echo(f"hvdlite ab: interrupted; {done} of {len(plan.order())} runs are kept in {output}; the same command line with --resume goes on", err=True)
         return 128 + interrupted
     display.show(answer, sys.stdout)
-    click.echo(f"figures: {output / 'ab.json'}, {output / 'ab.csv'}")
+    click.echo(f"page: {output / PAGE}; figures: {output / result.JSON}, {output / result.CSV}")
+    return 1 if answer.missing else 0
+
+
+def _report(path: Path) -> int:
+    """Show an answer again, and write its page anew; nothing is run."""
+    from ..abtest import display, page, result
+
+    path = path / result.JSON if path.is_dir() else path
+    answer = result.load(path)
+    page.write(answer, path.with_suffix(".html"))
+    display.show(answer, sys.stdout)
+    click.echo(f"page: {path.with_suffix('.html')}")
     return 1 if answer.missing else 0
 
 
 def _compare(first: Path, second: Path) -> int:
     from ..abtest import display, result
+    from ..abtest.comparison import compared, differences
 
     a, b = result.load(first), result.load(second)
     for title, each in ((first, a), (second, b)):
         click.echo(f"{title}:")
         display.show(each, sys.stdout)
         click.echo()
-    for line in result.differences(a, b):
-        click.echo(f"they differ in {line}")
+    for line in [*compared(a, b), *(f"they differ in {line}" for line in differences(a, b))]:
+        click.echo(line)
     return 0
 
 
@@ -191,6 +212,8 @@ _PARAMETERS: list[Any] = [
         ["--output"], type=click.Path(path_type=Path), default=Path("hvdlite-ab"), show_default=True, metavar="DIR", help="folder of the runs and the answer"
     ),
     click.Option(["--resume"], is_flag=True, help="go on with the comparison in --output: run what is missing or failed"),
+    click.Option(["--tensorboard"], type=click.Path(path_type=Path), default=None, metavar="DIR", help="also write each run's scalars there, for TensorBoard"),
+    click.Option(["--report"], type=click.Path(path_type=Path), default=None, metavar="A", help="show an ab.json again and write its page anew; runs nothing"),
     click.Option(["--compare"], type=click.Path(path_type=Path), nargs=2, default=None, metavar="A B", help="show two ab.json, and in what they differ"),
 ]
 

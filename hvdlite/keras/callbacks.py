@@ -14,6 +14,7 @@ from hvdlite import SettingError
 from .averages import Samples, average_logs
 from .fitting import begin_together, build_optimizer, check_distributed, check_steps, make_ready
 from .optimizer import inner_of
+from .order import check_judges_follow
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -52,11 +53,20 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Average metrics over the ranks at the end of an epoch, weighted by samples. Callbacks after it see the averages; put it before those that judge."""
+    """Average metrics over the ranks at the end of an epoch, weighted by samples. Callbacks after it see the averages.
+
+    Raises:
+        SettingError: in ``fit``: a callback that judges metrics (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint) comes before it.
+    """
 
     def __init__(self, device: str = ""):
         super().__init__()
         self._samples = Samples()
+
+    def set_model(self, model: Any) -> None:
+        """``fit`` calls it before it trains: look that no callback judges metrics before they are averaged."""
+        super().set_model(model)
+        check_judges_follow(self)
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Note how many samples were trained on."""

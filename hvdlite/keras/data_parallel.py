@@ -17,6 +17,7 @@ from .compression import Compression
 from .exchange import Options
 from .fitting import begin_together, build_optimizer, check_steps, make_ready
 from .optimizer import distribute, exchange_of, inner_of, link_of, make_options
+from .order import check_judges_follow
 from .variables import as_numpy
 
 LOG = logging.getLogger("hvdlite")
@@ -40,7 +41,8 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
         checkpoint_dir: a folder in which every epoch leaves the model's and the optimizer's variables, and what each rank's compressor remembers;
             a job that finds one there goes on from it.
     Raises:
-        SettingError: an argument cannot be used; in ``fit``: the model is not compiled, was compiled anew in between, or the ranks went apart.
+        SettingError: an argument cannot be used; in ``fit``: the model is not compiled, was compiled anew in between, a callback that judges
+            metrics comes before this one, or the ranks went apart.
         MismatchError: in ``fit``, on every rank: another model, or another number of batches.
     """
 
@@ -75,10 +77,16 @@ class DataParallel(keras.callbacks.Callback):  # type: ignore[misc]
     def set_model(self, model: Any) -> None:
         """``fit`` calls it before it compiles the step, and knows the optimizer's variables already."""
         super().set_model(model)
+        check_judges_follow(self)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
             raise SettingError("the model was not compiled; an optimizer is expected; call model.compile(...) before fit")
         link = link_of(optimizer)
+        if link is not None and link.options.process_set.process_set_id != 0:
+            raise SettingError(
+                f"the optimizer exchanges in {link.options.process_set}, and hvd.DataParallel() trains on all ranks; an optimizer of all ranks is expected; "
+                "use hvd.DistributedOptimizer(process_set=...) without the callback"
+            )
         if link is None or (self._options not in (Options(), link.options)):
             distribute(optimizer, self._options)
             model.train_function = None  # one that was compiled before does not exchange

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import hvdlite
-from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ReduceOp, Sum, allreduce_async, rank, size
+from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ProcessSet, ReduceOp, Sum, allreduce_async, global_process_set
 from hvdlite.agreement import check_start, first_difference, unique_names
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
@@ -36,6 +36,7 @@ class Options:
     passes: int = 1
     average_passes: bool = False
     groups: Any = None
+    process_set: ProcessSet = global_process_set
 
 
 class State(IntEnum):
@@ -52,7 +53,8 @@ class Exchange(ABC):
     def __init__(self, variables: Sequence[Any], options: Options):
         world = hvdlite.world()
         self.variables, self.options = list(variables), options
-        self._name = options.name or world.auto_name("optimizer")
+        self._channel = world.channel(options.process_set)
+        self._name = options.name or self._channel.auto_name("optimizer")
         self._names = unique_names(v.path for v in variables)
         groups = number_groups(options.groups, variables)
         self._parameters = [Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
@@ -73,7 +75,14 @@ class Exchange(ABC):
         o = self.options
         passes = 1 if o.average_passes else o.passes  # Keras divides by the passes
         return GradientBuckets(
-            hvdlite.world(), self._name, self._parameters, self.compressor, op=o.op, prescale=1.0 / o.predivide, postscale=o.predivide * passes
+            hvdlite.world(),
+            self._name,
+            self._parameters,
+            self.compressor,
+            op=o.op,
+            prescale=1.0 / o.predivide,
+            postscale=o.predivide * passes,
+            process_set=o.process_set,
         )
 
     @property
@@ -119,11 +128,12 @@ class Exchange(ABC):
             return
         self._has_started = True
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables")
-        problem = first_difference([theirs for theirs, _ in everyone])
+        process_set = self.options.process_set
+        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables", process_set=process_set)
+        problem = first_difference([theirs for theirs, _ in everyone], process_set)
         if problem:
             raise MismatchError(problem)
-        check_start(zip(self._names, weights(), strict=True), REMEDY)
+        check_start(zip(self._names, weights(), strict=True), REMEDY, process_set=process_set)
         if everyone[0][1]:
             self.lay_out_as(everyone[0][1])
 
@@ -197,10 +207,11 @@ class Exchange(ABC):
                 self._sums[i] = np.array(gradient) if total is None else total + gradient
 
     def _tell(self, state: State) -> None:
-        states = np.zeros(size(), np.int32)
-        states[rank()] = state
+        topology = self._channel.topology
+        states = np.zeros(topology.size, np.int32)
+        states[topology.rank] = state
         self._states = states
-        self._state_handle = allreduce_async([states], name=f"{self._name}.step", op=Sum)
+        self._state_handle = allreduce_async([states], name=f"{self._name}.step", op=Sum, process_set=self.options.process_set)
 
     def hear(self, *, keep: bool = False) -> bool:
         """Whether all ranks are ready, as far as they said. ``keep``: the exchange that follows need not ask again.
@@ -228,7 +239,8 @@ class Exchange(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What the compressor remembers on this rank, and the order of the buckets."""
-        own: dict[str, Any] = {"rank": hvdlite.rank(), "size": hvdlite.size(), "order": self.order}
+        place = self._channel.topology
+        own: dict[str, Any] = {"rank": place.rank, "size": place.size, "order": self.order}
         if self.compressor is None:
             return own | {"compression": "none", "state": {}}
         remembered = {name: {q: np.array(a) for q, a in quantities.items()} for name, quantities in self.compressor.state_dict().items()}
@@ -244,10 +256,11 @@ class Exchange(ABC):
             LOG.warning("the checkpoint was compressed with %s, this run with %s; the compressor starts afresh", state["compression"], self.compressor.spec)
             return
         remembered = state["state"]
-        if (state["rank"], state["size"]) != (hvdlite.rank(), hvdlite.size()):
+        place = self._channel.topology
+        if (state["rank"], state["size"]) != (place.rank, place.size):
             LOG.warning(
                 "rank %d of %d loads the state of rank %d of %d: residuals belong to one rank and are dropped; save one checkpoint a rank",
-                hvdlite.rank(), hvdlite.size(), state["rank"], state["size"],
+                place.rank, place.size, state["rank"], state["size"],
             )  # fmt: skip
             remembered = {name: {q: a for q, a in quantities.items() if q != RESIDUAL} for name, quantities in remembered.items()}
         self.compressor.load_state_dict(remembered)

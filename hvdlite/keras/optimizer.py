@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from hvdlite import Average, ReduceOp, SettingError, Sum, size
+import hvdlite
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 from hvdlite.agreement import override
 
 from ._backends import exchange_class
@@ -56,7 +57,7 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = None if trainable_variables is None else list(trainable_variables)
         if link is None or not grads:
             super().apply(grads, variables)
-        elif size() == 1:
+        elif hvdlite.world().partners(link.options.process_set) is None:
             times = 1 if link.options.average_passes else link.options.passes  # Keras divides by them
             super().apply(grads if times == 1 else [None if g is None else g * times for g in grads], variables)
         else:
@@ -94,8 +95,10 @@ class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Whether all ranks' gradients are finite."""
-        finite = super().check_finite(grads)
-        return exchange_of(self.inner_optimizer).all_finite(finite) if self._agrees and size() > 1 else finite
+        finite, link = super().check_finite(grads), link_of(self.inner_optimizer)
+        if not self._agrees or link is None or hvdlite.world().partners(link.options.process_set) is None:
+            return finite
+        return exchange_of(self.inner_optimizer).all_finite(finite)
 
 
 def DistributedOptimizer(
@@ -111,7 +114,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make an optimizer step on the mean gradient of all ranks. It stays the same object, with its state, its name and its class.
@@ -131,7 +134,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide their sum by ``backward_passes_per_step``.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
-        process_set: only None: all ranks.
+        process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
         scale_local_gradients: ignored, as there are no local layers.
     Raises:
         SettingError: an argument has a value that cannot be used.
@@ -162,7 +165,7 @@ def make_options(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Options:
     """Check what a user asked for."""
     op = ReduceOp(op)
@@ -172,8 +175,8 @@ def make_options(
         raise SettingError(f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}; it splits the division of Average; leave one out")
     if backward_passes_per_step < 1:
         raise SettingError(f"backward_passes_per_step={backward_passes_per_step}; at least 1 is expected; leave it out to step after every batch")
-    if process_set is not None:
-        raise SettingError(f"process_set={process_set!r}; this version of hvdlite has only the global set; leave it out")
+    if hvdlite.is_initialized():
+        hvdlite.world().partners(process_set)  # raises for a set that is not registered
     resolved = Compression.resolve(compression)
     chosen = override(compression, resolved)
     return Options(
@@ -184,6 +187,7 @@ def make_options(
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         groups=groups,
+        process_set=process_set,
     )
 
 

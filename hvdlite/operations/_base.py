@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..arrays import Array, ops
-from ..engine import Program
 from ..errors import SettingError
 from ..negotiation import Vote
+from ..submissions import Program
 
 
 class Operation:

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..arrays import Array, dtype_name, ops
 from ..compression import AllGather
-from ..engine import Program
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ._base import Operation, byte_vector, check_has_rows, labels
 
 _WHY = "allgather concatenates along the first dimension"

@@ -12,9 +12,9 @@ import numpy as np
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllReduce, Bucket, Compressor, Exchange, Finish, PieceBytes, Sent, Start, Step
 from ..compression._two_sided import Cast, two_sided
-from ..engine import Program
 from ..errors import SettingError
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ..transports import Across, NodeReduce, NodeShare
 from ._base import Operation, check_arrays, deal_out
 from ._reduction import COMBINE, Average, ReduceOp, Sum, divide, scale

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..arrays import Array, dtype_name, ops
 from ..compression import AllGather, AllToAll
-from ..engine import Program
 from ..errors import SettingError
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ._base import Operation, check_has_rows
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..engine import Program
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ._base import Operation
 
 

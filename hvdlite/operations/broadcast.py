@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from ..arrays import Array, dtype_name, ops
 from ..compression import Broadcast
-from ..engine import Program
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ._base import Operation, check_arrays, deal_out
 
 _TOGETHER_BYTES = 4 << 20

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllToAll
-from ..engine import Program
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ..transports._shares import combine
 from ._base import Operation, byte_vector, check_has_rows, labels
 from ._reduction import COMBINE, Average, ReduceOp, divide, scale

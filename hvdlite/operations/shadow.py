@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from ..arrays import Array, dtype_name
 from ..compression import Bucket, Compressor, Finish, PieceBytes, Start
-from ..engine import Program
 from ..negotiation import Signature, Vote
+from ..submissions import Program
 from ._base import Operation
 
 

@@ -22,8 +22,16 @@ class Metrics:
     negotiation_rounds: int = 0
     codec_ms: float = 0.0
     """Time in encoding, decoding and starting messages, on the communication thread."""
+    encode_ms: float = 0.0
+    """Of it, computing what is sent; sums that are sent on count here."""
+    decode_ms: float = 0.0
+    """Of it, computing with what has come, after the last message of an exchange began."""
     exposed_ms: float = 0.0
     """Time the training waited for communication: what the backward pass did not hide."""
+    exposed_encode_ms: float = 0.0
+    """Of this wait, while the communication thread was encoding."""
+    exposed_decode_ms: float = 0.0
+    """Of this wait, while it was decoding. The rest is the wire: messages under way, and waiting for slower ranks."""
     bucket_bytes: int = 0
     """Size of the buckets in use, those laid out last."""
     slots: int = 0
@@ -35,6 +43,8 @@ class Metrics:
 
     def __post_init__(self) -> None:
         self._first_step_ended = 0.0
+        self._waits: tuple[float, float | None] = (0.0, None)
+        """Seconds waited, and since when the training waits now. One object, because the communication thread reads it while the training changes it."""
 
     def stepped(self) -> None:
         """Count a step that has ended."""
@@ -55,10 +65,28 @@ class Metrics:
     def exposed(self) -> Iterator[None]:
         """Time a wait of the training."""
         start = time.perf_counter()
+        self._waits = (self._waits[0], start)
         try:
             yield
         finally:
-            self.exposed_ms += (time.perf_counter() - start) * 1e3
+            waited = time.perf_counter() - start
+            self._waits = (self._waits[0] + waited, None)
+            self.exposed_ms += waited * 1e3
+
+    def waited(self) -> float:
+        """Seconds of such waits until now, the one under way included. Two calls tell how much of the time between them was waited for."""
+        total, since = self._waits
+        return total + (time.perf_counter() - since if since is not None else 0.0)
+
+    def coded(self, seconds: float, waited: float, *, is_encoding: bool) -> None:
+        """Count computing for an exchange, and how much of it the training waited for."""
+        exposed_ms = min(max(waited, 0.0), seconds) * 1e3
+        if is_encoding:
+            self.encode_ms += seconds * 1e3
+            self.exposed_encode_ms += exposed_ms
+        else:
+            self.decode_ms += seconds * 1e3
+            self.exposed_decode_ms += exposed_ms
 
     def snapshot(self) -> dict[str, float]:
         """The counters by name."""

@@ -12,6 +12,8 @@ from typing import Literal, TextIO
 from ..errors import SettingError
 from .metrics import Metrics
 
+COUNTERS = ("wire_bytes", "exposed_ms", "encode_ms", "decode_ms", "exposed_encode_ms", "exposed_decode_ms")
+"""What a report says of :class:`~hvdlite.telemetry.metrics.Metrics`."""
 _TARGET = re.compile(r"\s*([A-Za-z_]\w*)\s*(<=|>=)\s*(\S+)\s*")
 
 
@@ -64,10 +66,10 @@ def parse_stop(written: str) -> StopAt | None:
 class Reports:
     """The reports of one rank: counted everywhere, written by rank 0.
 
-    Every line of the file is a JSON object. A report has ``step``, ``seconds`` since :func:`hvdlite.init`, ``optimizer_steps``, ``wire_bytes`` and
-    ``exposed_ms`` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a digest of what it starts from; one of
-    ``shadow`` for each step of an optimizer beside which compressors are played (:mod:`hvdlite.shadow`);
-    ``residual``, ``fork`` and ``drift`` are what is looked at now and then; the last line is ``end``, the counters.
+    Every line of the file is a JSON object. The first is ``job``: where it runs. A report has ``step``, ``seconds`` since :func:`hvdlite.init`,
+    ``optimizer_steps`` and the counters of :data:`COUNTERS` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a
+    digest of what it starts from; one of ``shadow`` for each step of an optimizer beside which compressors are played (:mod:`hvdlite.shadow`); ``residual``,
+    ``fork`` and ``drift`` are what is looked at now and then; the last line is ``end``, all counters.
     """
 
     def __init__(self, path: str = "", stop_at: StopAt | None = None, rank: int = 0) -> None:
@@ -93,8 +95,12 @@ class Reports:
 
     def write(self, step: int, seconds: float, values: Mapping[str, float], metrics: Metrics) -> None:
         """One report."""
-        counters = {"optimizer_steps": metrics.steps, "wire_bytes": metrics.wire_bytes, "exposed_ms": round(metrics.exposed_ms, 3)}
-        self._line({"step": step, "seconds": round(seconds, 6), **counters, "values": dict(values)})
+        counters = {name: round(getattr(metrics, name), 3) for name in COUNTERS}
+        self._line({"step": step, "seconds": round(seconds, 6), "optimizer_steps": metrics.steps, **counters, "values": dict(values)})
+
+    def write_job(self, facts: Mapping[str, str]) -> None:
+        """Where the job runs."""
+        self._line({"job": dict(facts)})
 
     def write_weights(self, digest: str) -> None:
         """What an optimizer starts from."""
@@ -102,11 +108,11 @@ class Reports:
 
     def write_shadow(self, step: int, optimizer: str, figures: Mapping[str, Mapping[str, float]]) -> None:
         """What each candidate made of the gradients of a step."""
-        self._line({"shadow": {"step": step, "optimizer": optimizer, "figures": figures}})
+        self._line({"shadow": {"step": step, "seconds": round(self.seconds, 6), "optimizer": optimizer, "figures": figures}})
 
     def write_residual(self, step: int, optimizer: str, ratio: float) -> None:
         """What a step of compression has left of rank 0's gradients, over these."""
-        self._line({"residual": {"step": step, "optimizer": optimizer, "ratio": float(f"{ratio:.6g}")}})
+        self._line({"residual": {"step": step, "seconds": round(self.seconds, 6), "optimizer": optimizer, "ratio": float(f"{ratio:.6g}")}})
 
     def write_fork(self, digest: str) -> None:
         """The weights of an optimizer when compression begins."""

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ReduceOp
+from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ProcessSet, ReduceOp, global_process_set
 from hvdlite.agreement import check_start, first_difference, note_start
 
 from .compression import Compression
@@ -33,7 +33,7 @@ class GradientExchange:
     """The gradients of one set of parameters, and their exchange: made once, used every step, whatever is retraced.
 
     Args:
-        name: identifies it across ranks; :meth:`hvdlite.world.World.auto_name` gives one.
+        name: identifies it across ranks; :meth:`hvdlite.channel.Channel.auto_name` gives one.
         parameters: name, shape, dtype and group of each, in an order that is the same on all ranks.
         compression: what a user may pass; a compressor's state belongs to this exchange.
         op: Average or Sum.
@@ -42,6 +42,7 @@ class GradientExchange:
         weights: gives the parameters' values, in order; ranks compare them in the second step, since Horovod's scripts make them equal at the end of
             the first. None: they are not compared.
         remedy: the call that makes them equal, for the error message.
+        process_set: the ranks that exchange; the others get their own gradients back.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class GradientExchange:
         sparse_as_dense: bool = False,
         weights: Callable[[], Sequence[Any]] | None = None,
         remedy: str = "hvd.broadcast_variables(model.variables, root_rank=0)",
+        process_set: ProcessSet = global_process_set,
     ):
+        self._process_set = process_set
         resolved = Compression.resolve(compression)
         self.compressor = copy.deepcopy(resolved) if resolved is compression else resolved
         self._name, self._parameters, self._op, self._predivide = name, list(parameters), ReduceOp(op), predivide
@@ -91,7 +94,7 @@ class GradientExchange:
         """
         if len(gradients) != len(self._parameters):
             raise ValueError(f"{len(gradients)} gradients for {len(self._parameters)} parameters of {self._name!r}; one each, or None, is expected")
-        if hvdlite.size() == 1:
+        if hvdlite.world().partners(self._process_set) is None:
             return list(gradients)
         refuse_xla(self._name)
         self._agree([self._kind_of(g) for g in gradients])
@@ -208,9 +211,9 @@ class GradientExchange:
         self._begin(i)
         name = f"{self._name}.{self._parameters[i].name}"
         if self._op is Average:
-            values = (values / hvdlite.size()).astype(values.dtype)
+            values = (values / hvdlite.world().channel(self._process_set).topology.size).astype(values.dtype)
         parts = (indices, "indices"), (values, "values")
-        first, second = (hvdlite.allgather_async(np.array(array, order="C"), name=f"{name}.{what}") for array, what in parts)
+        first, second = (hvdlite.allgather_async(np.array(array, order="C"), name=f"{name}.{what}", process_set=self._process_set) for array, what in parts)
         self._gathers[i] = first, second
 
     def _begin(self, i: int) -> None:
@@ -232,7 +235,7 @@ class GradientExchange:
                 note_start(weights)
             else:
                 self._weights = None
-                check_start(weights, self._remedy, is_first=False)
+                check_start(weights, self._remedy, is_first=False, process_set=self._process_set)
         absent = self._buckets.finish() if self._buckets is not None else frozenset()
         with hvdlite.world().metrics.exposed():
             return absent, {i: (indices.wait()[0], values.wait()[0]) for i, (indices, values) in gathers.items()}
@@ -242,16 +245,17 @@ class GradientExchange:
         if self._kinds:
             return
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, kinds, self._order), f"{self._name}.parameters")
-        problem = first_difference([theirs for theirs, _, _ in everyone])
+        everyone = hvdlite.allgather_object((mine, kinds, self._order), f"{self._name}.parameters", process_set=self._process_set)
+        problem = first_difference([theirs for theirs, _, _ in everyone], self._process_set)
         if problem:
             raise MismatchError(problem)
         agreed = []
         for i, parameter in enumerate(self._parameters):
             seen = [theirs[i] for _, theirs, _ in everyone]
             if {_DENSE, _SPARSE} <= set(seen):
+                first, other = (self._process_set.ranks or [0])[0], next(k for k in seen if k != seen[0])
                 raise MismatchError(
-                    f"the gradient of {parameter.name!r} is {seen[0]} on rank 0 but {next(k for k in seen if k != seen[0])} on another rank; "
+                    f"the gradient of {parameter.name!r} is {seen[0]} on rank {first} but {other} on another rank; "
                     "all ranks must agree; build the same model on every rank, or pass sparse_as_dense=True"
                 )
             agreed.append(next((k for k in seen if k != _ABSENT), _ABSENT))
@@ -259,7 +263,14 @@ class GradientExchange:
         in_buckets = [p for i, p in enumerate(self._parameters) if not self._is_sparse(i)]
         if in_buckets:
             self._buckets = GradientBuckets(
-                hvdlite.world(), self._name, in_buckets, self.compressor, op=self._op, prescale=1.0 / self._predivide, postscale=self._predivide
+                hvdlite.world(),
+                self._name,
+                in_buckets,
+                self.compressor,
+                op=self._op,
+                prescale=1.0 / self._predivide,
+                postscale=self._predivide,
+                process_set=self._process_set,
             )
             if everyone[0][2]:
                 self._buckets.lay_out_as(everyone[0][2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdlite import Average, ReduceOp
+from hvdlite import Average, ProcessSet, ReduceOp, global_process_set
 
 from .compression import Compression
 
@@ -23,7 +23,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make a Keras optimizer step on the mean gradient of all ranks: :func:`hvdlite.keras.DistributedOptimizer`, with Horovod's order of arguments.
@@ -44,7 +44,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide their sum by ``backward_passes_per_step``.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
-        process_set: None.
+        process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
         scale_local_gradients: ignored.
     """
     from hvdlite import keras  # only when it is wanted: that loads Keras

@@ -11,11 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Average, ReduceOp, Sum
+from hvdlite import Average, ProcessSet, ReduceOp, Sum, global_process_set
 from hvdlite.agreement import override
 
 from .collectives import grouped_allreduce
-from .collectives.calls import check_process_set
 from .compression import Compression
 from .gradients import GradientExchange
 from .tensors import plain_python
@@ -31,15 +30,17 @@ class Options:
     predivide: float
     groups: Any
     sparse_as_dense: bool
+    process_set: ProcessSet
 
     def exchange_for(self, variables: Sequence[Any]) -> GradientExchange:
         """The one exchange of these variables under these options. Scripts make a tape a step; what a compressor remembers must outlive it."""
         world = hvdlite.world()
+        channel = world.channel(self.process_set)
         groups = tuple(sorted(number_groups(self.groups, variables).items()))
         how = world.settings.compression or _identity(self.compression)
-        key: Hashable = ("tape", tuple(map(id, variables)), how, self.op, self.predivide, groups, self.sparse_as_dense)
+        key: Hashable = ("tape", tuple(map(id, variables)), how, self.op, self.predivide, groups, self.sparse_as_dense, channel)
         if key not in world.kept:
-            world.kept[key] = _new_exchange(world.auto_name("tape"), variables, self), self.compression  # an object's id is its own as long as it lives
+            world.kept[key] = _new_exchange(channel.auto_name("tape"), variables, self), self.compression  # an object's id is its own as long as it lives
             for variable in variables:
                 weakref.finalize(variable, world.kept.pop, key, None).atexit = False
         found: GradientExchange = world.kept[key][0]
@@ -57,7 +58,14 @@ def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> Grad
     parameters = parameters_of(variables, options.groups)
     weak = [weakref.ref(v) for v in variables]
     exchange = GradientExchange(
-        name, parameters, compression, op=options.op, predivide=options.predivide, sparse_as_dense=options.sparse_as_dense, weights=lambda: [v() for v in weak]
+        name,
+        parameters,
+        compression,
+        op=options.op,
+        predivide=options.predivide,
+        sparse_as_dense=options.sparse_as_dense,
+        weights=lambda: [v() for v in weak],
+        process_set=options.process_set,
     )
     if exchange.compressor is not None:
         exchange.compressor.check({p.name: p.shape for p in parameters})
@@ -95,7 +103,8 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
             unconnected_gradients: what stands where no rank's target depends on the source.
             use_generic_names: ignored: names need not be the same on all ranks.
         """
-        if hvdlite.size() == 1:
+        channel = hvdlite.world().partners(self._options.process_set)
+        if channel is None:
             return super().gradient(target, sources, output_gradients, unconnected_gradients)
         gradients = super().gradient(target, sources, output_gradients)
         found = dict(enumerate(tf.nest.flatten(gradients)))
@@ -104,7 +113,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         if self._scale_local:
             for i, source in enumerate(flat):
                 if id(source) in self._local and found[i] is not None:
-                    found[i] = _scaled(found[i], 1.0 / hvdlite.size())
+                    found[i] = _scaled(found[i], 1.0 / channel.topology.size)
         if tf.UnconnectedGradients(unconnected_gradients) is tf.UnconnectedGradients.ZERO:
             found = {i: tf.zeros_like(flat[i]) if g is None else g for i, g in found.items()}
         return tf.nest.pack_sequence_as(sources, [found[i] for i in range(len(flat))])
@@ -120,7 +129,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         if tensors:
             given = [found[i] if not options.sparse_as_dense else tf.convert_to_tensor(found[i]) for i in tensors]
             pre = 1.0 / options.predivide
-            reduced = grouped_allreduce(given, None, "", "", options.compression, options.op, pre, options.predivide)
+            reduced = grouped_allreduce(given, None, "", "", options.compression, options.op, pre, options.predivide, options.process_set)
             found.update(zip(tensors, reduced, strict=True))
 
 
@@ -141,7 +150,7 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """A tape whose ``gradient`` is that of all ranks. ``HVDLITE_COMPRESSION`` replaces ``compression``.
@@ -156,7 +165,7 @@ def DistributedGradientTape(
         gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
-        process_set: None.
+        process_set: the ranks that exchange; on the others the gradients are their own.
         scale_local_gradients: divide gradients of local sources by the number of ranks.
     Raises:
         ValueError: an option that cannot be used.
@@ -179,7 +188,7 @@ def PartialDistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
@@ -195,11 +204,12 @@ def PartialDistributedGradientTape(
         gradient_predivide_factor: as there.
         num_groups: as there.
         groups: as there.
-        process_set: None.
+        process_set: as there.
         local_layers: a layer or several, whose variables are not exchanged.
         scale_local_gradients: divide their gradients by the number of ranks, so that both kinds move alike.
     """
-    check_process_set(process_set)
+    if hvdlite.is_initialized():
+        hvdlite.world().partners(process_set)  # raises for a set that is not registered
     op = ReduceOp(op)
     if op not in (Average, Sum):
         raise ValueError(f"op={op.name} given; Average or Sum is expected, since gradients are added up")
@@ -209,5 +219,5 @@ def PartialDistributedGradientTape(
         warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
         groups = groups or num_groups
     layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]
-    options = Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense)
+    options = Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
     return _DistributedTape(gradtape, options, [v for layer in layers for v in layer.trainable_variables], scale_local_gradients)

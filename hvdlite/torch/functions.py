@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import hvdlite
+from hvdlite import ProcessSet, global_process_set
 
 from .tensors import borrowed
 
@@ -15,18 +16,19 @@ allgather_object = hvdlite.allgather_object
 broadcast_object = hvdlite.broadcast_object
 
 
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite parameters with those of ``root_rank``, in place.
 
     Args:
         params: ``model.state_dict()``, or any iterable of tensors or ``(name, tensor)`` pairs, ``model.named_parameters()`` included.
         root_rank: the rank whose values everybody gets.
+        process_set: the ranks that take part; the others keep theirs, and do not call this.
     """
     named = [(name, tensor) for name, tensor in _named(params) if isinstance(tensor, torch.Tensor)]
     if not named:
         return
     pairs = [borrowed(tensor.data, name) for name, tensor in named]
-    hvdlite.broadcast_async([array for array, _ in pairs], root_rank, names=[name for name, _ in named]).wait()
+    hvdlite.broadcast_async([array for array, _ in pairs], root_rank, names=[name for name, _ in named], process_set=process_set).wait()
     for _, write_back in pairs:
         write_back()
 
@@ -39,7 +41,9 @@ def _named(params: Any) -> list[tuple[str, Any]]:
     return [item if isinstance(item, tuple) else (f"parameter.{i}", item) for i, item in enumerate(params)]
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None, *, process_set: ProcessSet = global_process_set
+) -> None:
     """Give every rank the optimizer state and options of ``root_rank``.
 
     No step is taken to create state, so no weight changes: ranks without state receive it. As in Horovod, what is trained has a gradient
@@ -53,11 +57,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     tensors: list[torch.Tensor] = []
     state = optimizer.state_dict()
     skeleton = _without_tensors({"state": state["state"], "param_groups": state["param_groups"]}, tensors)
-    skeleton, layout = hvdlite.broadcast_object((skeleton, [(tuple(t.shape), t.dtype) for t in tensors]), root_rank, "optimizer_state")
+    skeleton, layout = hvdlite.broadcast_object((skeleton, [(tuple(t.shape), t.dtype) for t in tensors]), root_rank, "optimizer_state", process_set)
     if hvdlite.rank() != root_rank:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
     if tensors:
-        broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank)
+        broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set=process_set)
     if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):  # which takes no dense gradients
         for p in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
             p.grad = torch.zeros_like(p)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 import hvdlite
-from hvdlite import GradientBuckets, MismatchError, Parameter, ReduceOp, SettingError
+from hvdlite import GradientBuckets, MismatchError, Parameter, ProcessSet, ReduceOp, SettingError
 from hvdlite.agreement import WeightsWatch, check_start, first_difference
 
 from .compression import Compression
@@ -32,6 +32,7 @@ class Options:
     predivide: float
     groups: dict[torch.Tensor, int]
     sparse_as_dense: bool
+    process_set: ProcessSet
     wants_sparse: bool  # the optimizer takes no dense gradient where one was sparse
     grad_scaler: torch.amp.GradScaler | None
 
@@ -62,7 +63,7 @@ class Gradients:
         self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor) if compressor is options.compression else compressor  # what it remembers is this optimizer's
-        self._name = world.auto_name("optimizer")
+        self._name = world.channel(options.process_set).auto_name("optimizer")
         self._is_agreed = False
         self._order: list[str] = []
         self._buckets = GradientBuckets(
@@ -73,6 +74,7 @@ class Gradients:
             op=options.op,
             prescale=1.0 / options.predivide,
             postscale=options.predivide,
+            process_set=options.process_set,
         )
         self._views: dict[torch.Tensor, torch.Tensor] = {}
         self._refresh_views()
@@ -176,7 +178,8 @@ class Gradients:
                 parameter.grad = None if self._names[parameter] in absent and not view.any() else view
                 if parameter in self._made_dense and self._options.wants_sparse and parameter.grad is not None:
                     parameter.grad = view.to_sparse(self._made_dense[parameter])
-        exchange_sparse({p: (f"{self._name}.{self._names[p]}", dimensions) for p, dimensions in self.sparse.items()}, self._options.op)
+        sparse = {p: (f"{self._name}.{self._names[p]}", dimensions) for p, dimensions in self.sparse.items()}
+        exchange_sparse(sparse, self._options.op, self._options.process_set)
         self.forget_passes()
         self._handed.clear()
 
@@ -185,8 +188,9 @@ class Gradients:
         if self._is_agreed:
             return
         self._is_agreed = True
-        everyone = hvdlite.allgather_object(([(p.name, p.shape, p.dtype) for p in self._parameters], self._order), f"{self._name}.parameters")
-        problem = first_difference([theirs for theirs, _ in everyone])
+        mine, process_set = [(p.name, p.shape, p.dtype) for p in self._parameters], self._options.process_set
+        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.parameters", process_set=process_set)
+        problem = first_difference([theirs for theirs, _ in everyone], process_set)
         if problem:
             raise MismatchError(problem)
         if everyone[0][1]:
@@ -199,7 +203,7 @@ class Gradients:
             return
         self._is_settled = True
         mine = {self._names[p]: dimensions for p, dimensions in self._newly_sparse.items()}
-        agreed = agree_on_sparse(mine, [self._names[p] for p in self._handed], f"{self._name}.sparse")
+        agreed = agree_on_sparse(mine, [self._names[p] for p in self._handed], f"{self._name}.sparse", self._options.process_set)
         self.sparse |= {p: agreed[name] for p, name in self._names.items() if name in agreed}
         for parameter in [p for p in self._newly_sparse if p not in self.sparse]:
             assert parameter.grad is not None
@@ -219,8 +223,9 @@ class Gradients:
         """Once, before the first step: ranks that start from different weights never come together."""
         if not self._checked:
             self._checked = True
-            check_start(self._weights(), "hvd.broadcast_parameters(model.state_dict(), root_rank=0)")
-        self._watch.look(self._weights)
+            remedy = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+            check_start(self._weights(), remedy, process_set=self._options.process_set)
+        self._watch.look(self._weights, process_set=self._options.process_set)
 
     def _weights(self) -> Iterable[tuple[str, Any]]:
         return ((name, as_array(p.detach().contiguous())) for p, name in self._names.items())

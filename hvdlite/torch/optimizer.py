@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import hvdlite
-from hvdlite import Average, ReduceOp
+from hvdlite import Average, ProcessSet, ReduceOp, global_process_set
 from hvdlite.agreement import override
 from hvdlite.compression import RESIDUAL
 
@@ -55,6 +55,11 @@ class _Distributed(torch.optim.Optimizer):
     def backward_passes_per_step(self) -> int:
         """Backward passes whose gradients are summed before an exchange."""
         return self._options.passes
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks that exchange."""
+        return self._options.process_set
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
@@ -153,7 +158,8 @@ class _Distributed(torch.optim.Optimizer):
         if self._gradients is not None and self._gradients.compressor is not None:
             compressor = self._gradients.compressor
             remembered = {name: {q: as_tensor(np.array(a)) for q, a in quantities.items()} for name, quantities in compressor.state_dict().items()}
-            own = {"compression": compressor.spec, "rank": hvdlite.rank(), "size": hvdlite.size()}
+            place = hvdlite.world().channel(self._options.process_set).topology
+            own = {"compression": compressor.spec, "rank": place.rank, "size": place.size}
             state[STATE_KEY] = own | {"order": self._gradients.order, "state": remembered}
         return state
 
@@ -172,19 +178,20 @@ class _Distributed(torch.optim.Optimizer):
             LOG.warning("the checkpoint was compressed with %s, this run with %s; the compressor starts afresh", remembered["compression"], compressor.spec)
             return
         state = {name: {q: as_array(t) for q, t in quantities.items()} for name, quantities in remembered["state"].items()}
-        own = (remembered["rank"], remembered["size"]) == (hvdlite.rank(), hvdlite.size())
+        place = hvdlite.world().channel(self._options.process_set).topology
+        own = (remembered["rank"], remembered["size"]) == (place.rank, place.size)
         if not own:
             LOG.warning(
                 "rank %d of %d loads the state of rank %d of %d: residuals belong to one rank and are dropped; save one checkpoint a rank, "
                 "or call optimizer.flush() before the step after which you save",
-                hvdlite.rank(), hvdlite.size(), remembered["rank"], remembered["size"],
+                place.rank, place.size, remembered["rank"], remembered["size"],
             )  # fmt: skip
             state = {name: {q: a for q, a in quantities.items() if q != RESIDUAL} for name, quantities in state.items()}
         compressor.load_state_dict(state)
 
     def _watch(self) -> None:
         """Exchange the gradients of everything that is trained now; what the compressor remembers stays."""
-        if "_options" not in self.__dict__ or hvdlite.size() == 1:
+        if "_options" not in self.__dict__ or hvdlite.world().partners(self._options.process_set) is None:
             return
         old, options = self._gradients, self._options
         if old is not None:
@@ -212,6 +219,7 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
     *,
     grad_scaler: torch.amp.GradScaler | None = None,
 ) -> torch.optim.Optimizer:
@@ -230,10 +238,12 @@ def DistributedOptimizer(
         groups: a number of groups, or lists of parameters that must travel together.
         sparse_as_dense: exchange sparse gradients as dense ones; the optimizer then gets dense ones, SparseAdam excepted. Otherwise they travel as
             positions and values, uncompressed, and stay sparse; which parameters have them must be clear after the first step.
+        process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
         grad_scaler: the scaler of the loss; residuals of error feedback then follow its scale.
     Raises:
         ValueError: LBFGS; names, groups or numbers that cannot be used.
         CompressionError: the compressor makes no sense for these parameters.
+        ProcessSetError: the set is not registered.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -261,6 +271,7 @@ def DistributedOptimizer(
         predivide=gradient_predivide_factor,
         groups=number_groups(groups, [p for _, p in named]),
         sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
         wants_sparse=isinstance(optimizer, torch.optim.SparseAdam),
         grad_scaler=grad_scaler,
     )

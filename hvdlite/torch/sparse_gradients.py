@@ -7,20 +7,21 @@ from collections.abc import Iterable, Mapping
 import torch
 
 import hvdlite
-from hvdlite import ReduceOp
+from hvdlite import ProcessSet, ReduceOp
 
 from .collectives import sparse_allreduce_async
 
 
-def agree_on_sparse(sparse: Mapping[str, int], dense: Iterable[str], name: str) -> dict[str, int]:
+def agree_on_sparse(sparse: Mapping[str, int], dense: Iterable[str], name: str, process_set: ProcessSet) -> dict[str, int]:
     """Which gradients are sparse on some rank and dense on none, each with its number of sparse dimensions; the same on every rank.
 
     Args:
         sparse: of each gradient that is sparse on this rank, the number of sparse dimensions.
         dense: the gradients that are dense on this rank. Those that are not there at all are in neither.
         name: of the exchange.
+        process_set: the ranks that take part.
     """
-    everyone = hvdlite.allgather_object((dict(sparse), list(dense)), name)
+    everyone = hvdlite.allgather_object((dict(sparse), list(dense)), name, process_set=process_set)
     dimensions = {gradient: dim for theirs, _ in reversed(everyone) for gradient, dim in theirs.items()}
     for _, theirs in everyone:
         for gradient in theirs:
@@ -28,14 +29,15 @@ def agree_on_sparse(sparse: Mapping[str, int], dense: Iterable[str], name: str) 
     return dimensions
 
 
-def exchange_sparse(gradients: Mapping[torch.Tensor, tuple[str, int]], op: ReduceOp) -> None:
+def exchange_sparse(gradients: Mapping[torch.Tensor, tuple[str, int]], op: ReduceOp, process_set: ProcessSet) -> None:
     """Replace the gradient of each parameter by the ranks' mean or sum. A rank without a gradient counts as zero; without one on every rank there is none.
 
     Args:
         gradients: parameter -> the exchange's name, and the number of sparse dimensions.
         op: Average or Sum.
+        process_set: the ranks that take part.
     """
-    handles = {p: sparse_allreduce_async(_as_sparse(p, dimensions), name, op) for p, (name, dimensions) in gradients.items()}
+    handles = {p: sparse_allreduce_async(_as_sparse(p, dimensions), name, op, process_set) for p, (name, dimensions) in gradients.items()}
     for parameter, handle in handles.items():
         total = handle()
         parameter.grad = total if total._nnz() or parameter.grad is not None else None

@@ -6,6 +6,7 @@ they are done. It belongs to the communication thread: nobody else calls it afte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -27,6 +28,17 @@ class Topology:
     cross_rank: int = 0
     cross_size: int = 1
     is_homogeneous: bool = True
+
+
+def topology_of(rank: int, nodes: Sequence[int]) -> Topology:
+    """Where a rank stands, when ``nodes[r]`` is the node of rank r."""
+    seen: dict[int, int] = {}
+    local_ranks = []
+    for node in nodes:
+        local_ranks.append(seen.get(node, 0))
+        seen[node] = local_ranks[-1] + 1
+    peers = [r for r, local_rank in enumerate(local_ranks) if local_rank == local_ranks[rank]]
+    return Topology(rank, len(nodes), local_ranks[rank], seen[nodes[rank]], peers.index(rank), len(peers), len(set(seen.values())) == 1)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,20 @@ class Transport(Protocol):
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Memory for a bucket, where this transport likes it best."""
+
+    def reserve(self) -> int:
+        """Room for the exchanges of a process set: its place in the memory that the ranks of a node share; -1 where there is none."""
+
+    def release(self, place: int) -> None:
+        """Give back what :meth:`reserve` gave, when no rank uses it any more."""
+
+    def subset(self, ranks: Sequence[int], places: Sequence[int]) -> Transport:
+        """A transport of some ranks, which all call this at the same place in the agreed order. It waits for them.
+
+        Args:
+            ranks: of this transport, in ascending order; this one is among them. They are numbered from 0 in the new one.
+            places: what each of them reserved.
+        """
 
     def post(self, rank: int, note: bytes) -> None:
         """Send a short message to the communication thread of another rank, outside all collectives."""

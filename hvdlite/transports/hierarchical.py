@@ -7,17 +7,18 @@ differ in size. Compressed buckets are not cut: one rank of each node, the same 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays import Array
 from ..compression import AllReduce
-from ._base import Across, NodeReduce, NodeShare, Pending, WireRequest
+from . import shared_memory
+from ._base import Across, NodeReduce, NodeShare, Pending, Transport, WireRequest, topology_of
 from ._shares import combine, shares
 from .mpi import LARGE_BYTES, MpiTransport
-from .shared_memory import STAGING_BYTES, SharedMemoryTransport
+from .shared_memory import SharedMemoryTransport
 
 
 class HierarchicalTransport:
@@ -78,6 +79,38 @@ class HierarchicalTransport:
         """Whether the array lies in the node's window."""
         return self._node.holds(array)
 
+    # --- process sets ---
+
+    def reserve(self) -> int:
+        """In the node's window."""
+        return self._node.reserve()
+
+    def release(self, place: int) -> None:
+        """In the node's window."""
+        self._node.release(place)
+
+    def subset(self, ranks: Sequence[int], places: Sequence[int]) -> Transport:
+        """Through the memory of each node on which the set has several ranks, if all have found room there."""
+        world = self._world.subset(ranks)
+        nodes, here = world.nodes, world.topology.rank
+        local_ranks = [nodes[:r].count(node) for r, node in enumerate(nodes)]
+        if max(local_ranks) == 0 or min(places) < 0:
+            return world
+        neighbours = [r for r, node in enumerate(nodes) if node == nodes[here]]
+        node = self._node.part(
+            world,
+            topology_of(neighbours.index(here), [0] * len(neighbours)),
+            [self._world.nodes[: ranks[r]].count(nodes[here]) for r in neighbours],
+            [places[r] for r in neighbours],
+        )
+        if len(neighbours) == len(ranks):
+            return node
+        num_carriers = min(nodes.count(n) for n in set(nodes))
+        mine = local_ranks[here]
+        peers = [r for r, local_rank in enumerate(local_ranks) if local_rank == mine]
+        cross = world.subset(peers) if mine < num_carriers else None
+        return HierarchicalTransport(world, node, cross, num_carriers, len(set(nodes)))
+
     # --- actions between barriers of the node; what they yield is waited for ---
 
     def _reduce_in_place(self, array: Array, op: str, settled: bool, factor: float, lane: int) -> Iterator[Pending | None]:
@@ -86,7 +119,7 @@ class HierarchicalTransport:
         yield None
 
     def _reduce_staged(self, flat: Array, op: str, factor: float, lane: int) -> Iterator[Pending | None]:
-        step = STAGING_BYTES // flat.itemsize
+        step = self._node.staging_bytes // flat.itemsize
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
             staging = [s[: piece.nbytes].view(piece.dtype) for s in self._node.next_staging(lane)]
@@ -159,4 +192,4 @@ def connect(world: MpiTransport, num_lanes: int, node_bytes: Any) -> Hierarchica
     cross_comm = world.split(world.topology.local_rank if carries else None)
     cross = MpiTransport(num_lanes, cross_comm) if carries else None
     num_nodes = -world.smallest(-(cross.topology.size if cross is not None else 0))
-    return HierarchicalTransport(world, SharedMemoryTransport(node, num_lanes, arena_bytes), cross, num_carriers, num_nodes)
+    return HierarchicalTransport(world, shared_memory.connect(node, num_lanes, arena_bytes), cross, num_carriers, num_nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,6 +68,17 @@ class LocalTransport:
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """Ordinary memory."""
         return np.zeros(num_elements, numpy_dtype(dtype))
+
+    def reserve(self) -> int:
+        """There is no such memory."""
+        return -1
+
+    def release(self, place: int) -> None:
+        """Nothing was reserved."""
+
+    def subset(self, ranks: Sequence[int], places: Sequence[int]) -> LocalTransport:
+        """A world of one again."""
+        return LocalTransport()
 
     def post(self, rank: int, note: bytes) -> None:
         """There is nobody to write to."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..arrays import Array, numpy_dtype, ops
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast
 from ..errors import MissingDependencyError, SettingError
-from ._base import Pending, Topology, WireRequest
+from ._base import Pending, WireRequest, topology_of
 from ._messages import WIDE_BYTES_PER_SECOND, Messages, Scratch, SendQueue, exchange, reduce
 from ._packing import packed
 
@@ -63,6 +63,22 @@ def allows_threads() -> bool:
     return loaded is not None and is_running() and bool(loaded.Query_thread() == loaded.THREAD_MULTIPLE)
 
 
+def ranks_of(comm: Any, everyone: Any = None) -> list[int]:
+    """The numbers of a communicator's ranks in another one, in ascending order.
+
+    Raises:
+        SettingError: some are not there.
+    """
+    MPI = load_mpi()
+    whole, part = (MPI.COMM_WORLD if everyone is None else everyone).Get_group(), comm.Get_group()
+    found = part.Translate_ranks(list(range(part.size)), whole)
+    if MPI.UNDEFINED in found:
+        raise SettingError(
+            f"a communicator of {part.size} ranks has some that init() left out; only ranks of the job are expected; split the job's communicator"
+        )
+    return sorted(int(r) for r in found)
+
+
 def _finalize(MPI: Any, pid: int) -> None:
     if pid == os.getpid() and not MPI.Is_finalized():  # a forked child has no part in its parent's MPI
         MPI.Finalize()
@@ -87,13 +103,25 @@ class _Pending:
 
 
 class MpiTransport:
-    """Collectives over an MPI communicator."""
+    """Collectives over an MPI communicator.
 
-    def __init__(self, num_lanes: int, comm: Any = None, shared: Mapping[str, Any] | None = None, ranks_per_node: Sequence[int] = ()):
+    ``shared``: what must be the same on all ranks. ``ranks_per_node``: take the ranks of one machine for several nodes. ``nodes``: the node of each
+    rank, where that is known; otherwise the ranks find out.
+    """
+
+    def __init__(
+        self,
+        num_lanes: int,
+        comm: Any = None,
+        shared: Mapping[str, Any] | None = None,
+        ranks_per_node: Sequence[int] = (),
+        nodes: Sequence[int] | None = None,
+    ):
         self._MPI = MPI = load_mpi()
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD, "band": MPI.BAND}
         world = self._MPI.COMM_WORLD if comm is None else comm
-        _check_equal(world.allgather(dict(shared or {})))
+        if shared is not None:
+            _check_equal(world.allgather(dict(shared)))
         self._lanes = [world.Dup() for _ in range(num_lanes + 1)]  # the last one is CONTROL
         self._scratch = [Scratch() for _ in self._lanes]
         self._turns = [(False, 0)] * len(self._lanes)
@@ -103,8 +131,10 @@ class MpiTransport:
         self._notes_comm = world.Dup()
         self._posted: list[Any] = []
         self._comm = world
-        self.node_comm = self._find_node(world, ranks_per_node)
-        self.topology = self._find_topology(world)
+        self.node_comm: Any = None if nodes is not None else self._find_node(world, ranks_per_node)
+        self._nodes = self._find_nodes(world) if nodes is None else list(nodes)
+        self.topology = topology_of(world.rank, self._nodes)
+        self._owned: list[Any] = []
         self.library = self._MPI.Get_library_version().strip().split("\n")[0].rstrip("\x00")
 
     def _find_node(self, world: Any, ranks_per_node: Sequence[int]) -> Any:
@@ -118,13 +148,33 @@ class MpiTransport:
         """A communicator of the ranks that pass the same number; nothing for those that pass None."""
         return self._comm.Split(self._MPI.UNDEFINED if color is None else color, self._comm.rank)
 
-    def _find_topology(self, world: Any) -> Topology:
-        node = self.node_comm
-        cross = world.Split(node.rank, key=world.rank)
-        homogeneous = len(set(world.allgather(node.size))) == 1
-        found = Topology(world.rank, world.size, node.rank, node.size, cross.rank, cross.size, homogeneous)
-        cross.Free()
+    def _find_nodes(self, world: Any) -> list[int]:
+        """The node of each rank, by the lowest rank on it."""
+        found: list[int] = world.allgather(self.node_comm.bcast(world.rank))
         return found
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node of each rank."""
+        return self._nodes
+
+    def reserve(self) -> int:
+        """There is no such memory."""
+        return -1
+
+    def release(self, place: int) -> None:
+        """Nothing was reserved."""
+
+    def subset(self, ranks: Sequence[int], places: Sequence[int] = ()) -> MpiTransport:
+        """Over communicators of these ranks. Only they take part in making them."""
+        everyone = self._notes_comm.Get_group()
+        group = everyone.Incl(list(ranks))
+        comm = self._notes_comm.Create_group(group)  # which carries notes only, and is nobody else's
+        group.Free()
+        everyone.Free()
+        made = MpiTransport(len(self._lanes) - 1, comm, nodes=[self._nodes[r] for r in ranks])
+        made._owned.append(comm)
+        return made
 
     def start(self, request: WireRequest, lane: int) -> Pending:
         """Begin a request on a lane: what is large as messages of ours, the rest by the library's collectives."""
@@ -253,10 +303,12 @@ class MpiTransport:
         return found
 
     def close(self) -> None:
-        """Free the communicators."""
-        for comm in [*self._lanes, self._notes_comm]:
+        """Free the communicators. A second call does nothing."""
+        if not self._lanes:
+            return
+        for comm in [*self._lanes, self._notes_comm, *self._owned]:
             comm.Free()
-        self._lanes = []
+        self._lanes, self._owned = [], []
 
     def abandon(self) -> None:
         """Do not finalize MPI at exit: that waits for every rank."""

@@ -9,47 +9,61 @@ What does not fit (a payload larger than a staging buffer) goes through MPI, by 
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import shutil
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, numpy_dtype
+from ..arrays import Array
 from ..compression import AllGather, AllReduce, AllToAll, Broadcast
-from ._base import Pending, WireRequest
+from ._base import Pending, Topology, Transport, WireRequest
+from ._memory import LINE_BYTES, NodeMemory
 from ._packing import packed
 from ._shares import combine, shares
 from .mpi import MpiTransport
 
 STAGING_BYTES = 16 << 20
 """Of each staging buffer. Memory is taken only when it is touched."""
+SET_STAGING_BYTES = 4 << 20
+"""The same for a process set, of which there may be many."""
 _SMALL_BYTES = 16 << 10
-_LINE = 64
 _SHARE_OF_FREE = 0.5
 _MAX_ARENA_BYTES = 16 << 30
-_MADV_REMOVE = 9  # Linux
 
 
 class SharedMemoryTransport:
-    """Collectives of ranks that share one machine."""
+    """Collectives of ranks that share one machine: all of them, or some that have parts of their own in the memory of all.
 
-    def __init__(self, mpi: MpiTransport, num_lanes: int, num_bytes: int):
-        self._mpi = mpi
-        self.topology, self.library = mpi.topology, mpi.library
-        assert self.topology.local_size == self.topology.size, "the ranks of a shared-memory transport share one machine"
-        self._window, self._arenas = mpi.shared_window(num_bytes)
+    ``arenas``: which of the memory's each rank has; ``places``: where in it the transport's part begins. ``mpi`` carries what does not fit.
+    """
+
+    def __init__(
+        self,
+        mpi: MpiTransport,
+        memory: NodeMemory,
+        topology: Topology,
+        num_lanes: int,
+        *,
+        arenas: Sequence[int],
+        places: Sequence[int],
+        staging_bytes: int = STAGING_BYTES,
+    ):
+        self._mpi, self._memory = mpi, memory
+        self.topology, self.library = topology, mpi.library
+        assert topology.local_size == topology.size, "the ranks of a shared-memory transport share one machine"
+        self.staging_bytes = staging_bytes
+        self._num_lanes, self._which, self._window = num_lanes, list(arenas), memory.window
+        self._arenas = [memory.arenas[a] for a in arenas]
+        parts = [arena[place:] for arena, place in zip(self._arenas, places, strict=True)]
         lanes = num_lanes + 1  # the last is CONTROL
-        self._counters, self._places = ([a[: lanes * _LINE].view(np.int64)[word :: _LINE // 8] for a in self._arenas] for word in (0, 1))
-        start = -(-lanes * _LINE // 4096) * 4096
-        self._staging = [[[a[start + i * STAGING_BYTES :][:STAGING_BYTES] for a in self._arenas] for i in (2 * lane, 2 * lane + 1)] for lane in range(lanes)]
+        self._counters, self._places = ([p[: lanes * LINE_BYTES].view(np.int64)[word :: LINE_BYTES // 8] for p in parts] for word in (0, 1))
+        start = _counter_bytes(lanes)
+        self._staging = [[[p[start + i * staging_bytes :][:staging_bytes] for p in parts] for i in (2 * lane, 2 * lane + 1)] for lane in range(lanes)]
         self._turn = [0] * lanes
         self._found: dict[tuple[int, int, Any], list[Array]] = {}  # everyone's array, by the place, length and dtype of this rank's
-        self._used = start + 2 * lanes * STAGING_BYTES
 
     def start(self, request: WireRequest, lane: int) -> Pending:
         """Begin a request on a lane."""
@@ -61,13 +75,13 @@ class SharedMemoryTransport:
                     reduce = self._reduce_small if array.nbytes <= _SMALL_BYTES else self._reduce_staged
                     actions = reduce(array.reshape(-1), op, factor, lane)
                 return self.run(lane, actions, lambda: array)
-            case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= STAGING_BYTES:
+            case AllGather(arrays, sizes) if max(sizes or (sum(a.nbytes for a in arrays),)) <= self.staging_bytes:
                 return self._gather(arrays, sizes, lane)
-            case AllToAll(parts, None) if sum(a.nbytes for a in parts[0]) * len(parts) <= STAGING_BYTES:
+            case AllToAll(parts, None) if sum(a.nbytes for a in parts[0]) * len(parts) <= self.staging_bytes:
                 return self._exchange(parts, lane)
-            case AllToAll(parts, sizes) if sizes is not None and sizes.sum(axis=1).max() <= STAGING_BYTES:
+            case AllToAll(parts, sizes) if sizes is not None and sizes.sum(axis=1).max() <= self.staging_bytes:
                 return self._exchange_uneven(parts, sizes, lane)
-            case Broadcast(array, root) if array.nbytes <= STAGING_BYTES:
+            case Broadcast(array, root) if array.nbytes <= self.staging_bytes:
                 return self._broadcast(array, root, lane)
         return self._mpi.start(request, lane)
 
@@ -88,14 +102,8 @@ class SharedMemoryTransport:
 
     def allocate(self, num_elements: int, dtype: str) -> Array:
         """A vector in this rank's arena; ordinary memory when the arena is full."""
-        wanted = numpy_dtype(dtype)
-        start, self._used = self._used, self._used + -(-max(num_elements, 1) * wanted.itemsize // _LINE) * _LINE
-        if self._used > self._arenas[0].size:
-            self._used = start
-            return self._mpi.allocate(num_elements, dtype)
-        memory = (ctypes.c_char * (num_elements * wanted.itemsize)).from_address(self._arenas[self.topology.rank].ctypes.data + start)
-        weakref.finalize(memory, _give_back, ctypes.addressof(memory), ctypes.sizeof(memory)).atexit = False
-        return np.frombuffer(memoryview(memory), wanted)
+        found = self._memory.allocate(num_elements, dtype)
+        return self._mpi.allocate(num_elements, dtype) if found is None else found
 
     # --- requests as actions between barriers ---
 
@@ -105,7 +113,7 @@ class SharedMemoryTransport:
 
     def everyone(self, array: Array, settled: bool, lane: int) -> Generator[None, None, list[Array]]:
         """The array in every rank's arena. At first each rank says where its own lies, since arenas may differ; later all know it."""
-        known = (self._offset(array), array.nbytes, array.dtype)
+        known = (self._memory.offset(array), array.nbytes, array.dtype)
         if known not in self._found or not settled:
             self._places[self.topology.rank][lane] = known[0]
             yield
@@ -126,7 +134,7 @@ class SharedMemoryTransport:
         combine(staging, op, factor, [flat])
 
     def _reduce_staged(self, flat: Array, op: str, factor: float, lane: int) -> Iterator[None]:
-        step = STAGING_BYTES // flat.itemsize
+        step = self.staging_bytes // flat.itemsize
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
             staging = [s[: piece.nbytes].view(piece.dtype) for s in self.next_staging(lane)]
@@ -198,13 +206,34 @@ class SharedMemoryTransport:
         self._turn[lane] ^= 1
         return self._staging[lane][self._turn[lane]]
 
-    def _offset(self, array: Array) -> int:
-        """How far from the beginning of this rank's arena the array lies."""
-        return int(array.ctypes.data - self._arenas[self.topology.rank].ctypes.data)
-
     def holds(self, array: Array) -> bool:
         """Whether the array lies in this rank's arena."""
-        return bool(0 <= self._offset(array) < self._arenas[0].size)
+        return self._memory.holds(array)
+
+    # --- process sets: their memory is a part of this one ---
+
+    def reserve(self) -> int:
+        """Counters, all zero, and staging in this rank's arena."""
+        place = self._memory.reserve(_part_bytes(self._num_lanes, SET_STAGING_BYTES))
+        if place >= 0:
+            self._arenas[self.topology.rank][place:][: _counter_bytes(self._num_lanes + 1)] = 0
+            self._window.Sync()
+        return place
+
+    def release(self, place: int) -> None:
+        """Give the part back to the arena."""
+        if place >= 0:
+            self._memory.release(place, _part_bytes(self._num_lanes, SET_STAGING_BYTES))
+
+    def subset(self, ranks: Sequence[int], places: Sequence[int]) -> Transport:
+        """Through memory if every rank has found room."""
+        mpi = self._mpi.subset(ranks)
+        return self.part(mpi, mpi.topology, ranks, places) if min(places) >= 0 else mpi
+
+    def part(self, mpi: MpiTransport, topology: Topology, ranks: Sequence[int], places: Sequence[int]) -> SharedMemoryTransport:
+        """A transport of some ranks of this one, which have reserved these places."""
+        which = [self._which[r] for r in ranks]
+        return SharedMemoryTransport(mpi, self._memory, topology, self._num_lanes, arenas=which, places=places, staging_bytes=SET_STAGING_BYTES)
 
     def post(self, rank: int, note: bytes) -> None:
         """Through MPI."""
@@ -261,13 +290,6 @@ class _Steps:
             self._mine[self._lane] += 1  # reached the next barrier
 
 
-def _give_back(address: int, num_bytes: int) -> None:
-    """Nobody looks at this memory any more: take the whole pages in it back from the window. Its place is not used again."""
-    first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_REMOVE)
-
-
 def arena_bytes(mpi: MpiTransport) -> int:
     """What each rank may take: half of the shared memory that is free, in equal parts; the same number on every rank."""
     free = shutil.disk_usage("/dev/shm").free
@@ -277,3 +299,21 @@ def arena_bytes(mpi: MpiTransport) -> int:
 def smallest_arena_bytes(num_lanes: int) -> int:
     """What each rank needs: staging, and room for buckets."""
     return 2 * (num_lanes + 1) * STAGING_BYTES + (64 << 20)
+
+
+def connect(mpi: MpiTransport, num_lanes: int, num_bytes: int) -> SharedMemoryTransport:
+    """A transport through new memory, of ``num_bytes`` a rank, of all ranks. Every rank calls it."""
+    topology = mpi.topology
+    memory = NodeMemory(*mpi.shared_window(num_bytes), topology.rank)
+    place = memory.reserve(_part_bytes(num_lanes, STAGING_BYTES))
+    return SharedMemoryTransport(mpi, memory, topology, num_lanes, arenas=range(topology.size), places=[place] * topology.size)
+
+
+def _counter_bytes(lanes: int) -> int:
+    """Whole pages."""
+    return -(-lanes * LINE_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _part_bytes(num_lanes: int, staging_bytes: int) -> int:
+    """Counters, and two staging buffers a lane."""
+    return _counter_bytes(num_lanes + 1) + 2 * (num_lanes + 1) * staging_bytes

@@ -15,6 +15,9 @@ from hvdlite.abtest.plan import Plan, begin
 
 pytest.importorskip("scipy")
 pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+pytest.importorskip("tensorboardX")
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -84,6 +87,9 @@ def test_a_crash_in_one_arm_then_resume(ab, tmp_path):
     assert code == 1, err
     assert "missing: int8, seed 1: exit code 1: rank " in out
     assert "RuntimeError: planted" in out
+    page = (tmp_path / "out" / "ab.html").read_text()
+    assert "1 of 4 runs are missing" in page
+    assert "int8, seed 1: exit code 1: rank " in page
     assert len(err.splitlines()) == 4
     kept = {p: p.stat().st_mtime_ns for p in tmp_path.glob("out/runs/*/run.json")}
     assert len(kept) == 4
@@ -108,9 +114,23 @@ def test_a_crash_in_one_arm_then_resume(ab, tmp_path):
     assert none["judged"] is None
     assert int8["judged"]["underpowered"]
 
-    compared = [sys.executable, "-m", "hvdlite", "ab", "--compare", "out/ab.json", "out/ab.json"]
-    done = subprocess.run(compared, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    page = tmp_path / "out" / "ab.html"
+    before = page.read_text()
+    assert "are missing" not in before
+    assert "shared_memory" in before, "the ranks told where they ran"
+    page.unlink()
+
+    def again(*words):
+        command = [sys.executable, "-m", "hvdlite", "ab", *words]
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    done = again("--report", "out")
+    assert done.stdout.startswith("int8 against none: undecided")
+    assert page.read_text() == before
+    done = again("--compare", "out/ab.json", "out/ab.json")
+    assert "int8: undecided in both; step time " in done.stdout
     assert done.stdout.count("int8 against none: undecided") == 2
     assert "they differ" not in done.stdout
 
@@ -133,6 +153,9 @@ def test_ctrl_c_keeps_what_has_ended(ab, tmp_path):
     assert [p.parent.name for p in tmp_path.glob("out/runs/*/run.json")] == ["seed0.none"]
     answer = json.loads((tmp_path / "out" / "ab.json").read_text())
     assert [run["steps"] for run in answer["runs"]] == [3], "--steps ended the script"
+    page = (tmp_path / "out" / "ab.html").read_text()
+    assert "3 of 4 runs are missing" in page
+    assert "int8, seeds 0, 1: not run" in page
 
 
 def test_a_script_that_reports_nothing_and_the_regex(ab, tmp_path):
@@ -140,6 +163,7 @@ def test_a_script_that_reports_nothing_and_the_regex(ab, tmp_path):
     code, out, _ = ended(ab(seeds=1))
     assert code == 1
     assert out.count("no metric 'loss' was reported, but nothing; hvd.report(loss=...) is expected at least once") == 2
+    assert (tmp_path / "out" / "ab.html").read_text().count("no metric &#39;loss&#39; was reported") == 4, "each in the list, and in the table"
     code, out, err = ended(ab("--metric-regex", r"final loss = (\S+)", "--output", "other", seeds=1))
     assert code == 0, out + err
     answer = json.loads((tmp_path / "other" / "ab.json").read_text())
@@ -157,11 +181,13 @@ def test_one_exact_run_with_candidates_beside_it_that_ends_after_some_minutes(ab
     assert 4 <= run["steps"] < 40, "ended by --minutes"
     assert [played["arm"] for played in answer["ranking"]] == ["fp16", "topk:density=0.1"]
     assert 0 < answer["ranking"][0]["vnmse"] < 1e-5 < answer["ranking"][1]["vnmse"]
-    assert answer["fidelity"]["fp16"]["step"] == list(range(1, run["steps"] + 1))
+    curves = {(curve["arm"], curve["metric"]): curve for curve in answer["fidelity"]}
+    assert curves["fp16", "vNMSE"]["steps"] == list(range(1, run["steps"] + 1))
+    assert curves["topk:density=0.1", "residual over gradient"]["values"][-1] > 0
     none, topk, fp16 = (arm["wire_bytes_per_step"] for arm in answer["arms"])
     assert none == 64 * 64 * 4
     assert topk < fp16 < none
-    assert [arm["warnings"] for arm in answer["arms"]] == [[], [], []]
+    assert answer["warnings"] == []
 
 
 def test_arms_that_part_at_a_step(ab, tmp_path):
@@ -199,6 +225,8 @@ def test_arms_that_part_at_a_step(ab, tmp_path):
         (["--arms", "int8", "-np", "2", "--mode", "fork", "--fork-at", "9", "--steps", "9", "train.py"], "--steps 9 ends each run before the fork"),
         (["--arms", "int8", "-np", "2", "--shadow-every", "2", "train.py"], "--shadow-every 2 means nothing in --mode full"),
         (["--arms", "int8,fp16", "-np", "2", "--no-baselines", "--mode", "shadow", "train.py"], "none is not among the arms"),
+        (["--report", "a.json"], "cannot be read"),
+        (["--tensorboard", ".", "--arms", "int8", "-np", "2", "train.py"], "--tensorboard '.' is not empty"),
     ],
 )
 def test_usage_errors_are_one_line(tmp_path, monkeypatch, words, reason):
@@ -243,3 +271,21 @@ def test_a_result_that_cannot_be_kept_ends_the_comparison(tmp_path, monkeypatch)
     with pytest.raises(HvdliteError, match=r"No space left on device.*go on with --resume"), Progress(plan, sys.stderr) as progress:
         runner.run_all(plan, tmp_path / "out", progress)
     assert [run.record.arm for run in runner.finished(plan, tmp_path / "out")] == ["none"]
+    assert not list(tmp_path.rglob("*.new")), "half a file is taken away"
+
+
+def test_a_run_that_cannot_begin_ends_the_comparison_in_words(tmp_path, monkeypatch):
+    """A full disk before the run, where its folder or the launcher's output cannot be made."""
+    from hvdlite.abtest import runner
+    from hvdlite.abtest.display import Progress
+    from hvdlite.errors import HvdliteError
+
+    plan = Plan(("true",), ("none", "int8"), 1, 2)
+    begin(plan, tmp_path / "out", resume=False)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(HvdliteError, match=r"cannot write .*seed0.none .*finished runs are kept"), Progress(plan, sys.stderr) as progress:
+        runner.run_all(plan, tmp_path / "out", progress)

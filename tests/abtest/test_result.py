@@ -4,53 +4,26 @@ import csv
 import json
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from comparisons import PLAN, analysed, leave_both, leave_run
 
 from hvdlite.abtest import display, result, runs
-from hvdlite.abtest.plan import Plan
 from hvdlite.errors import SettingError
 
 pytest.importorskip("scipy")
 pytest.importorskip("rich")
-PLAN = Plan(("python", "train.py"), ("none", "int8"), 6, 2)
 
 
 @pytest.fixture
 def leave(tmp_path):
-    """Writes what a run of 100 steps leaves."""
-
-    def write(arm, seed, *, loss=0.1, step_s=0.01, weights="w{seed}", code=0, problem="", wire=1000):
-        here = runs.folder_of(tmp_path, seed, arm)
-        here.mkdir(parents=True)
-        lines = [{"weights": weights.format(seed=seed, arm=arm)}]
-        lines += [
-            {"step": i, "seconds": i * step_s, "wire_bytes": i * wire, "optimizer_steps": i, "exposed_ms": i * 0.5, "values": {"loss": loss + 1 / i}}
-            for i in range(1, 101)
-        ]
-        lines += [{"end": {"wire_bytes": 100 * wire, "exposed_ms": 50.0, "steps": 100, "steps_ms": 99 * step_s * 1e3, "bucket_bytes": 1}}]
-        (here / runs.REPORTS).write_text("\n".join(map(json.dumps, lines)))
-        runs.keep(runs.Record(arm, seed, code, "2026-01-01T00:00:00+00:00", 3.0, problem), here)
-
-    return write
+    return partial(leave_run, tmp_path)
 
 
-def analysed(tmp_path, plan=PLAN):
-    found = [runs.read(runs.folder_of(tmp_path, seed, arm), plan) for seed, arm in plan.order()]
-    return result.analyse(plan, [run for run in found if run is not None])
-
-
-def both(leave, seeds=6, **int8):
-    rng = np.random.default_rng(0)
-    for seed in range(seeds):
-        loss, jitter = 0.1 + 0.01 * rng.normal(), rng.lognormal(0, 0.02)
-        leave("none", seed, loss=loss, step_s=0.01 * jitter)
-        leave("int8", seed, **{"loss": loss + 0.0001 * rng.normal(), "step_s": 0.006 * jitter * rng.lognormal(0, 0.02), "wire": 250, **int8})
-
-
-def test_the_answer_and_its_files(tmp_path, leave, capsys):
-    both(leave)
+def test_the_answer_and_its_files(tmp_path, capsys):
+    leave_both(tmp_path)
     answer = analysed(tmp_path)
     none, int8 = answer.arms
     assert int8.judged.verdict == int8.judged.words == "faster and not worse"
@@ -71,7 +44,7 @@ def test_the_answer_and_its_files(tmp_path, leave, capsys):
 
 
 def test_what_is_missing_is_said(tmp_path, leave):
-    both(leave, 3)
+    leave_both(tmp_path, 3)
     leave("none", 3, code=1, problem="exit code 1: rank 0 failed")
     answer = analysed(tmp_path)
     assert answer.missing[0] == "none, seed 3: exit code 1: rank 0 failed"
@@ -90,14 +63,14 @@ def remarks(tmp_path):
     return " ".join(line for line in analysed(tmp_path).not_controlled)
 
 
-def test_arms_that_start_alike_are_not_remarked(tmp_path, leave):
-    both(leave)
+def test_arms_that_start_alike_are_not_remarked(tmp_path):
+    leave_both(tmp_path)
     assert "first weights" not in remarks(tmp_path)
     assert "seeds:" not in remarks(tmp_path)
 
 
-def test_arms_that_start_differently_are(tmp_path, leave):
-    both(leave, weights="{arm}{seed}")
+def test_arms_that_start_differently_are(tmp_path):
+    leave_both(tmp_path, weights="{arm}{seed}")
     assert "the arms of seed 0 start from different ones" in remarks(tmp_path)
 
 
@@ -107,12 +80,12 @@ def test_a_script_that_seeds_itself_is_remarked(tmp_path, leave):
     assert "every seed starts from the same weights" in remarks(tmp_path)
 
 
-def test_a_run_that_diverges_makes_its_arm_worse(tmp_path, leave):
-    both(leave)
+def test_a_run_that_diverges_makes_its_arm_worse(tmp_path):
+    leave_both(tmp_path)
     path = runs.folder_of(tmp_path, 2, "int8") / runs.REPORTS
     path.write_text(path.read_text().replace('"step": 100, "seconds"', '"step": 100, "was": 0, "seconds"').replace('"was": 0, ', ""))
     lines = path.read_text().splitlines()
-    lines[100] = json.dumps(json.loads(lines[100]) | {"values": {"loss": math.nan}})
+    lines[101] = json.dumps(json.loads(lines[101]) | {"values": {"loss": math.nan}})
     path.write_text("\n".join(lines))
     answer = analysed(tmp_path)
     assert answer.arms[1].judged.words == "faster but worse (1 run diverged)"
@@ -128,11 +101,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, leave):
     assert len(runs.read(path.parent, PLAN).reports) >= 98
 
 
-def test_differences_between_two_comparisons(tmp_path, leave):
-    both(leave)
-    a, b = analysed(tmp_path), analysed(tmp_path, Plan(("python", "train.py"), ("none", "int8"), 6, 4))
-    assert result.differences(a, a) == []
-    assert result.differences(a, b) == ["size: 2 and 4"]
+def test_a_result_that_is_none_is_refused(tmp_path):
     with pytest.raises(SettingError, match="cannot be read"):
         result.load(tmp_path / "missing.json")
 
@@ -140,19 +109,19 @@ def test_differences_between_two_comparisons(tmp_path, leave):
 def test_reports_of_epochs_give_the_time_of_a_step(tmp_path, leave):
     leave("none", 0, step_s=0.01)
     path = runs.folder_of(tmp_path, 0, "none") / runs.REPORTS
-    first, *lines, end = path.read_text().splitlines()
+    job, first, *lines, end = path.read_text().splitlines()
     epochs = [json.dumps(json.loads(line) | {"step": epoch}) for epoch, line in enumerate(lines[9::10], start=1)]
-    path.write_text("\n".join([first, *epochs, end]))
+    path.write_text("\n".join([job, first, *epochs, end]))
     run = runs.read(path.parent, PLAN)
     assert np.median(run.blocks) == pytest.approx(0.01)
     assert run.steps == 100
 
 
-def test_an_arm_that_compressed_nothing_is_named(tmp_path, leave):
-    both(leave, wire=1000)
+def test_an_arm_that_compressed_nothing_is_named(tmp_path):
+    leave_both(tmp_path, wire=1000)
     assert "compression: int8 sent as many bytes a step as none, so it compressed nothing" in remarks(tmp_path)
 
 
-def test_an_arm_that_compressed_is_not(tmp_path, leave):
-    both(leave)
+def test_an_arm_that_compressed_is_not(tmp_path):
+    leave_both(tmp_path)
     assert "compressed nothing" not in remarks(tmp_path)

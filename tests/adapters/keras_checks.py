@@ -438,7 +438,7 @@ def test_horovods_other_name_is_the_same_module():
         ({"op": hvd.Max}, "Average or Sum is expected"),
         ({"backward_passes_per_step": 0}, "at least 1 is expected"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "splits the division of Average"),
-        ({"process_set": object()}, "only the global set"),
+        ({"process_set": object()}, "a set that is registered is expected"),
         ({"compression": "topp"}, "unknown compressor"),
     ],
 )
@@ -498,12 +498,50 @@ def test_a_callback_in_front_that_goes_its_own_way_is_refused(rank, size):
 
 
 @pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("averaging", [hvd.DataParallel, hvd.callbacks.MetricAverageCallback])
+def test_a_callback_that_judges_metrics_before_they_are_averaged_is_refused(averaging, rank, size):
+    """Before the first step, on every rank, in ``fit`` and where the list is made by hand; other callbacks may stand in front."""
+    x, y = batches(2, size)
+    model = build()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    before = weights(model)
+    harmless, average = keras.callbacks.LambdaCallback(), averaging()
+    judges = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss"), hvd.callbacks.BestModelCheckpoint("loss")]
+    for judge in judges:
+        name = type(judge).__name__
+        order = rf"order LambdaCallback, {name}, {averaging.__name__}, so {name}\(monitor='loss'\).*put {averaging.__name__} first in the list"
+        with pytest.raises(hvdlite.SettingError, match=order):
+            fit(model, rows(x, rank), rows(y, rank), callbacks=[harmless, judge, average])
+        with pytest.raises(hvdlite.SettingError, match=order):
+            keras.callbacks.CallbackList([harmless, judge, average], model=model)
+    assert np.array_equal(weights(model), before)
+    fit(model, rows(x, rank), rows(y, rank), callbacks=[harmless, average, *judges[:2]])
+    assert_equal_everywhere(model)
+
+
+@pytest.mark.usefixtures("several")
 def test_a_scaler_that_decides_alone_is_refused(rank, size):
     x, y = batches(1, size)
     model = build()
     model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))), "mse")
     with pytest.raises(Exception, match="each rank decides alone whether to skip a step"):
         fit(model, rows(x, rank), rows(y, rank))
+
+
+if BACKEND != "torch":  # where Keras knows no such thing
+
+    def test_several_steps_in_one_execution_are_the_same_steps(rank, size):
+        x, y = batches(7, size)  # the last execution has one step
+        found = []
+        for steps in (1, 3):
+            model = build()
+            model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=steps)
+            history = fit(model, rows(x, rank), rows(y, rank), epochs=2, callbacks=[hvd.DataParallel("topk:density=0.1")]).history
+            assert int(model.optimizer.iterations) == 14
+            assert_equal_everywhere(model)
+            found.append((weights(model), history["loss"]))
+        np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
 
 
 if BACKEND == "torch":

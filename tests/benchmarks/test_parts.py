@@ -8,7 +8,7 @@ from _jobs import JobError, Plan
 from _report import amount, markdown, short, spread
 from _simulated import Offer, first_round, known_round
 from _timing import alternated_ms, there_and_back
-from keras_callback import AGAIN, BARE, WITH, over_bare
+from keras_callback import AGAIN, BARE, CPU, WALL, WITH, over_bare
 from keras_callback import table as keras_table
 from negotiation import forecast
 from tensorflow_training import table as tensorflow_table
@@ -101,4 +101,6 @@ def test_the_callback_is_compared_round_by_round_so_that_drift_falls_on_both():
     arms = {BARE: [10.0, 20.0, 40.0], WITH: [10.2, 20.4, 44.0], AGAIN: [10.0, 19.0, 40.0]}
     assert over_bare(arms, WITH) == pytest.approx(2.0)
     assert over_bare(arms, AGAIN) == pytest.approx(0.0)
-    assert [row[-1] for row in keras_table({"jax": arms})] == ["over fit", "", "+2.0 %", "+0.0 %"]
+    cpu = {BARE: [10.0], WITH: [9.9], AGAIN: [10.1]}
+    table = keras_table({"jax": {WALL: arms, CPU: cpu}})
+    assert [(row[3], row[5]) for row in table] == [("over fit", "over fit"), ("", ""), ("+2.0 %", "-1.0 %"), ("+0.0 %", "+1.0 %")]

@@ -136,7 +136,7 @@ def test_a_refused_call_without_a_name_does_not_shift_the_later_ones(odd, rank, 
         for call in (lambda: hvd.allreduce_async([bad]), lambda: hvd.allgather_async(bad), lambda: hvd.broadcast_async([bad], 0)):
             with pytest.raises(hvd.SettingError):
                 call()
-    counters = hvd.allgather_object(dict(hvd.world().counters), name="error.counters")
+    counters = hvd.allgather_object(dict(hvd.world().engine.channel.counters), name="error.counters")
     assert all(c.get(kind, 0) == counters[0].get(kind, 0) for c in counters for kind in ("allreduce", "allgather", "broadcast"))
     assert hvd.allreduce(np.array([rank]), op=hvd.Max).tolist() == [size - 1]
 

@@ -76,4 +76,4 @@ def test_a_thousand_steps_leak_nothing(spec):
     gc.collect()
     assert process.memory_info().rss - before < 4 << 20
     assert (process.num_threads(), process.num_fds()) == (threads, files)
-    assert not hvd.world().engine._in_flight
+    assert not hvd.world().engine.channel._in_flight

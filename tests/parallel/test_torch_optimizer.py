@@ -75,7 +75,7 @@ def test_hooks_of_an_optimizer_that_is_gone_do_nothing(rank, size):
     distributed(model, lr=1.0)
     gc.collect()
     loss_of(model, batches(0, size)[rank]).backward()
-    assert not any(hvdlite.world().engine._in_flight)
+    assert not any(hvdlite.world().engine.channel._in_flight)
     model.zero_grad()
     train(model, distributed(model), range(2), rank, size)
     train_alone(alone, torch.optim.SGD(alone.parameters(), lr=0.05), range(2), size)

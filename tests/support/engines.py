@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hvdlite import compression
-from hvdlite.engine import Engine, Handle
+from hvdlite.engine import Engine
 from hvdlite.operations import AllReduceOperation, Average
+from hvdlite.submissions import Handle
 
 LIMIT_S = 30
 
@@ -53,11 +54,11 @@ class Held:
     """Keeps an engine from taking what is submitted until all of it is."""
 
     def __init__(self, engine: Engine):
-        self._engine = engine
+        self._channel = engine.channel
 
     def __enter__(self) -> None:
-        self._take, self._engine._take = self._engine._take, lambda: False  # type: ignore[method-assign]
+        self._take, self._channel._take = self._channel._take, lambda: False  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
-        self._engine._take = self._take  # type: ignore[method-assign]
-        self._engine._wake.set()
+        self._channel._take = self._take  # type: ignore[method-assign]
+        self._channel._common.wake.set()

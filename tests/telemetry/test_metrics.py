@@ -20,6 +20,24 @@ def test_waits_add_up_also_when_they_fail():
     assert 40 <= metrics.exposed_ms < 5000
 
 
+def test_what_of_a_wait_was_computing_is_exact_whenever_the_wait_began():
+    metrics = Metrics()
+    for waits_before, waits_after in ((0.0, 0.02), (0.02, 0.0)):  # a wait that began within the computing, and one that ended in it
+        wait = metrics.exposed()
+        if waits_after == 0.0:
+            wait.__enter__()
+        began, waited = time.perf_counter(), metrics.waited()
+        time.sleep(waits_before or 0.01)
+        wait.__exit__(None, None, None) if waits_after == 0.0 else wait.__enter__()
+        time.sleep(waits_after or 0.01)
+        metrics.coded(time.perf_counter() - began, metrics.waited() - waited, is_encoding=waits_before == 0.0)
+        if waits_after:
+            wait.__exit__(None, None, None)
+    assert 20 <= metrics.exposed_encode_ms <= metrics.encode_ms - 9
+    assert 20 <= metrics.exposed_decode_ms <= metrics.decode_ms - 9
+    assert metrics.exposed_encode_ms + metrics.exposed_decode_ms <= metrics.exposed_ms
+
+
 def test_a_snapshot_does_not_change_any_more():
     metrics = Metrics()
     before = metrics.snapshot()
@@ -32,7 +50,11 @@ def test_a_snapshot_does_not_change_any_more():
         "exchanges",
         "negotiation_rounds",
         "codec_ms",
+        "encode_ms",
+        "decode_ms",
         "exposed_ms",
+        "exposed_encode_ms",
+        "exposed_decode_ms",
         "bucket_bytes",
         "slots",
         "steps",

@@ -4,7 +4,7 @@ import pytest
 
 from hvdlite.errors import SettingError
 from hvdlite.telemetry.metrics import Metrics
-from hvdlite.telemetry.reports import Reports, StopAt, parse_stop
+from hvdlite.telemetry.reports import COUNTERS, Reports, StopAt, parse_stop
 
 
 def test_limits_are_read_and_reached():
@@ -26,14 +26,17 @@ def test_a_limit_that_is_none_is_refused(written):
 def test_rank_0_writes_one_object_a_line(tmp_path):
     path = tmp_path / "r.jsonl"
     reports = Reports(str(path), None, 0)
+    reports.write_job({"ranks": "2"})
     reports.write_weights("abc")
     reports.write(5, 1.25, {"loss": 0.5}, Metrics(steps=4, wire_bytes=7, exposed_ms=1.5))
-    assert len(path.read_text().splitlines()) == 2, "a line is on disk when it is written"
+    assert len(path.read_text().splitlines()) == 3, "a line is on disk when it is written"
     reports.end(Metrics(steps=5))
     reports.end(Metrics())
-    first, second, last = map(json.loads, path.read_text().splitlines())
+    job, first, second, last = map(json.loads, path.read_text().splitlines())
+    assert job == {"job": {"ranks": "2"}}
     assert first == {"weights": "abc"}
-    assert second == {"step": 5, "seconds": 1.25, "optimizer_steps": 4, "wire_bytes": 7, "exposed_ms": 1.5, "values": {"loss": 0.5}}
+    counters = dict.fromkeys(COUNTERS, 0.0) | {"wire_bytes": 7, "exposed_ms": 1.5}
+    assert second == {"step": 5, "seconds": 1.25, "optimizer_steps": 4, **counters, "values": {"loss": 0.5}}
     assert last["end"]["steps"] == 5
 
 

@@ -21,7 +21,15 @@ class BackendExchange(Exchange):
         super().__init__(variables, options)
         self._whole: GradientExchange | None = None
         if options.passes == 1:
-            self._whole = GradientExchange(self._name, self._parameters, self.compressor, op=options.op, predivide=options.predivide, sparse_as_dense=True)
+            self._whole = GradientExchange(
+                self._name,
+                self._parameters,
+                self.compressor,
+                op=options.op,
+                predivide=options.predivide,
+                sparse_as_dense=True,
+                process_set=options.process_set,
+            )
             self.compressor = self._whole.compressor
 
     @property

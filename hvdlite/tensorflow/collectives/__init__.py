@@ -8,7 +8,7 @@ from .allgather import allgather, grouped_allgather
 from .allreduce import allreduce, grouped_allreduce
 from .alltoall import alltoall
 from .broadcast import broadcast, broadcast_
-from .calls import local_rank_op, local_size_op, rank_op, size_op
+from .calls import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from .reducescatter import grouped_reducescatter, reducescatter
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "grouped_reducescatter",
     "local_rank_op",
     "local_size_op",
+    "process_set_included_op",
     "rank_op",
     "reducescatter",
     "size_op",

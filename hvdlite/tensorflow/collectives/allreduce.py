@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 
 from ..compression import Compression, is_horovod_compressor
 from ..tensors import plain_python
 from .allgather import grouped_allgather
-from .calls import check_process_set, part_of
+from .calls import part_of
 from .reduction import reduced
 
 
@@ -28,7 +28,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
     """Combine a tensor over the ranks; returns a new one. Differentiable for Average and Sum.
@@ -43,7 +43,7 @@ def allreduce(
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         name: identifies the tensor across ranks.
-        process_set: None.
+        process_set: the ranks that take part.
         ignore_name_scope: ignored.
     """
     return grouped_allreduce([tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name=name)[0]
@@ -59,28 +59,27 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
     """Combine tensors over the ranks, as one unit; returns new tensors. Differentiable for Average and Sum. See :func:`allreduce`."""
-    check_process_set(process_set)
     op = _op(average, op)
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
         names = [part_of(name, i) for i in range(len(tensors))]
         factor = prescale_factor * postscale_factor
         return [
-            _reduced_slices(t, op, factor, n)
+            _reduced_slices(t, op, factor, n, process_set)
             if isinstance(t, tf.IndexedSlices)
-            else allreduce(t, None, "", "", compression, op, prescale_factor, postscale_factor, n)
+            else allreduce(t, None, "", "", compression, op, prescale_factor, postscale_factor, n, process_set)
             for t, n in zip(tensors, names, strict=True)
         ]
     tensors = [tf.convert_to_tensor(t) for t in tensors]
     if is_horovod_compressor(compression):
         pairs = [compression.compress(t) for t in tensors]
-        small = reduced([t for t, _ in pairs], op, prescale_factor, postscale_factor, None, name)
+        small = reduced([t for t, _ in pairs], op, prescale_factor, postscale_factor, None, name, process_set)
         return [compression.decompress(t, context) for t, (_, context) in zip(small, pairs, strict=True)]
-    return reduced(tensors, op, prescale_factor, postscale_factor, compression, name)
+    return reduced(tensors, op, prescale_factor, postscale_factor, compression, name, process_set)
 
 
 def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -91,10 +90,10 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if op is None else ReduceOp(op)
 
 
-def _reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, factor: float, name: str | None) -> tf.IndexedSlices:
+def _reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, factor: float, name: str | None, process_set: ProcessSet) -> tf.IndexedSlices:
     """Gather indices and values: the sum is what they mean together."""
     if op not in (Average, Sum):
         raise SettingError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
-    indices, values = grouped_allgather([slices.indices, slices.values], name)
-    values *= tf.cast(factor / (hvdlite.size() if op is Average else 1), values.dtype)
+    indices, values = grouped_allgather([slices.indices, slices.values], name, process_set=process_set)
+    values *= tf.cast(factor / (hvdlite.world().channel(process_set).topology.size if op is Average else 1), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -9,28 +9,27 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, Average
+from hvdlite import Array, Average, ProcessSet, global_process_set
 
 from ..tensors import plain_python
 from ..variables import names_of
-from .calls import called, check_process_set, traced_name
+from .calls import called, traced_name
 from .reduction import reduced
 
 
 @plain_python
-def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> tf.Tensor:
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """A new tensor with the values of ``root_rank``. Differentiable: the root's input gets the mean of all gradients, the others' zero."""
-    check_process_set(process_set)
-    name = traced_name(name, "broadcast")
+    name = traced_name(name, "broadcast", process_set)
 
     def communicate(array: Array) -> list[Array]:
         result = np.array(array, order="C")
-        hvdlite.broadcast_async([result], root_rank, name=name).wait()
+        hvdlite.broadcast_async([result], root_rank, name=name, process_set=process_set).wait()
         return [result]
 
     def send(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            (mean,) = reduced([upstream], Average, 1.0, 1.0, None, None)
+            (mean,) = reduced([upstream], Average, 1.0, 1.0, None, None, process_set)
             return mean if hvdlite.rank() == root_rank else tf.zeros_like(mean)
 
         return called(communicate, [given], [(given.dtype, given.shape)])[0], gradient
@@ -40,18 +39,17 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
 
 
 @plain_python
-def broadcast_(variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = None) -> list[Any]:
+def broadcast_(variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Overwrite variables with those of ``root_rank``, all at once; returns them."""
-    check_process_set(process_set)
     variables = list(variables)
     if not variables:
         return variables
-    name = traced_name(name, "broadcast")
+    name = traced_name(name, "broadcast", process_set)
     labels = names_of(variables)
 
     def communicate(*arrays: Array) -> list[Array]:
         results = [np.array(a, order="C") for a in arrays]
-        hvdlite.broadcast_async(results, root_rank, name=name, names=labels).wait()
+        hvdlite.broadcast_async(results, root_rank, name=name, names=labels, process_set=process_set).wait()
         return results
 
     given = [tf.convert_to_tensor(v) for v in variables]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, SettingError
+from hvdlite import Array, ProcessSet
 
 from ..tensors import as_array, is_tracing, plain_python, refuse_xla
+
+UNKNOWN_SET = -3
+"""Horovod's answer where there is no such process set."""
 
 
 def called(communicate: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], outputs: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
@@ -23,24 +25,19 @@ def called(communicate: Callable[..., list[Array]], tensors: Sequence[tf.Tensor]
     return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
 
 
-def traced_name(name: str | None, kind: str) -> str | None:
-    """In a graph a call needs its name when it is traced; elsewhere the core counts."""
-    return hvdlite.world().auto_name(kind) if name is None and is_tracing() else name
+def traced_name(name: str | None, kind: str, process_set: ProcessSet) -> str | None:
+    """In a graph a call needs its name when it is traced; elsewhere the core counts.
+
+    Raises:
+        ProcessSetError: this rank is not in the set; at once, not when the graph runs.
+    """
+    channel = hvdlite.world().channel(process_set)
+    return channel.auto_name(kind) if name is None and is_tracing() else name
 
 
 def part_of(name: str | None, part: object) -> str | None:
     """The name of a part of a call; none if the call has none."""
     return None if name is None else f"{name}.{part}"
-
-
-def check_process_set(process_set: Any) -> None:
-    """Raise for anything but the set of all ranks.
-
-    Raises:
-        SettingError: another set is given.
-    """
-    if process_set is not None and getattr(process_set, "process_set_id", None) != 0:
-        raise SettingError(f"process_set={process_set!r} given; this version of hvdlite has only the global set; leave it out")
 
 
 def _number_op(number: Callable[[], int], name: str | None) -> tf.Tensor:
@@ -50,8 +47,23 @@ def _number_op(number: Callable[[], int], name: str | None) -> tf.Tensor:
 
 @plain_python
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of processes, when the graph runs."""
-    return _number_op(hvdlite.size, name)
+    """The number of processes in a set, when the graph runs; -3 where there is no such set then."""
+    return _number_op(lambda: len(_ranks(process_set_id) or ()) or UNKNOWN_SET, name)
+
+
+@plain_python
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 where this process is in a set when the graph runs, 0 where it is not, -3 where there is no such set."""
+
+    def included() -> int:
+        ranks = _ranks(process_set_id)
+        return UNKNOWN_SET if ranks is None else int(hvdlite.rank() in ranks)
+
+    return _number_op(included, name)
+
+
+def _ranks(process_set_id: int) -> list[int] | None:
+    return hvdlite.get_process_set_ids_and_ranks().get(process_set_id)
 
 
 @plain_python

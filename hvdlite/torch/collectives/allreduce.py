@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 
 from ..compression import Compression, is_horovod_compressor
 from ..tensors import borrowed, copied
@@ -23,8 +23,13 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if op is None else ReduceOp(op)
 
 
-def _submit(arrays: Sequence[Any], name: str | None, op: ReduceOp, prescale: float, postscale: float, compression: Any) -> hvdlite.Handle:
-    return hvdlite.allreduce_async(arrays, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=Compression.resolve(compression))
+def _submit(
+    arrays: Sequence[Any], name: str | None, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, compression: Any
+) -> hvdlite.Handle:
+    compressor = Compression.resolve(compression)
+    return hvdlite.allreduce_async(
+        arrays, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compressor, process_set=process_set
+    )
 
 
 def grouped_allreduce_async_(
@@ -34,6 +39,7 @@ def grouped_allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     compression: Any = None,
 ) -> Handle:
@@ -46,7 +52,7 @@ def grouped_allreduce_async_(
             write_back()
         return tensors
 
-    return Handle(_submit([a for a, _ in pairs], name, _op(average, op), prescale_factor, postscale_factor, compression), finish)
+    return Handle(_submit([a for a, _ in pairs], name, _op(average, op), prescale_factor, postscale_factor, process_set, compression), finish)
 
 
 def grouped_allreduce_async(
@@ -56,12 +62,13 @@ def grouped_allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     compression: Any = None,
 ) -> Handle:
     """Combine tensors over the ranks, as one unit. The handle gives new tensors."""
     copies = [copied(t, name) for t in tensors]
-    return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, compression=compression)
+    return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, process_set, compression=compression)
 
 
 def grouped_allreduce(
@@ -72,16 +79,16 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Combine tensors over the ranks, as one unit; returns new tensors. Differentiable for Average and Sum."""
     if is_horovod_compressor(compression):
-        return [
-            allreduce(t, average, None if name is None else f"{name}.{i}", compression, op, prescale_factor, postscale_factor) for i, t in enumerate(tensors)
-        ]
+        how = (compression, op, prescale_factor, postscale_factor, process_set)
+        return [allreduce(t, average, None if name is None else f"{name}.{i}", *how) for i, t in enumerate(tensors)]
     chosen = _op(average, op)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return list(_AllReduce.apply(name, chosen, prescale_factor, postscale_factor, compression, *tensors))  # type: ignore[no-untyped-call]
-    handle = grouped_allreduce_async(tensors, None, name, chosen, prescale_factor, postscale_factor, compression=compression)
+        return list(_AllReduce.apply(name, chosen, prescale_factor, postscale_factor, process_set, compression, *tensors))  # type: ignore[no-untyped-call]
+    handle = grouped_allreduce_async(tensors, None, name, chosen, prescale_factor, postscale_factor, process_set, compression=compression)
     result: list[torch.Tensor] = handle.wait()
     return result
 
@@ -93,9 +100,10 @@ def grouped_allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Combine tensors over the ranks in place, as one unit."""
-    result: list[torch.Tensor] = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor).wait()
+    result: list[torch.Tensor] = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
     return result
 
 
@@ -106,6 +114,7 @@ def allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     compression: Any = None,
 ) -> Handle:
@@ -116,7 +125,7 @@ def allreduce_async_(
         write_back()
         return tensor
 
-    return Handle(_submit([array], name, _op(average, op), prescale_factor, postscale_factor, compression), finish)
+    return Handle(_submit([array], name, _op(average, op), prescale_factor, postscale_factor, process_set, compression), finish)
 
 
 def allreduce_async(
@@ -126,11 +135,12 @@ def allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     compression: Any = None,
 ) -> Handle:
     """Combine a tensor over the ranks. The handle gives a new tensor."""
-    return allreduce_async_(copied(tensor, name), average, name, op, prescale_factor, postscale_factor, compression=compression)
+    return allreduce_async_(copied(tensor, name), average, name, op, prescale_factor, postscale_factor, process_set, compression=compression)
 
 
 def allreduce(
@@ -141,6 +151,7 @@ def allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combine a tensor over the ranks; returns a new tensor. Differentiable for Average and Sum.
 
@@ -152,12 +163,13 @@ def allreduce(
         op: Average (default), Sum, Min, Max or Product.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
+        process_set: the ranks that take part.
     """
     if is_horovod_compressor(compression):
         small, context = compression.compress(tensor)
-        result: torch.Tensor = compression.decompress(allreduce(small, average, name, None, op, prescale_factor, postscale_factor), context)
+        result: torch.Tensor = compression.decompress(allreduce(small, average, name, None, op, prescale_factor, postscale_factor, process_set), context)
         return result
-    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor)[0]
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
 def allreduce_(
@@ -167,9 +179,10 @@ def allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combine a tensor over the ranks in place."""
-    result: torch.Tensor = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    result: torch.Tensor = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
     return result
 
 
@@ -178,14 +191,14 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, compression: Any, *tensors: torch.Tensor
+        ctx: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, compression: Any, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.how = (op, prescale, postscale)
-        return tuple(grouped_allreduce_async(tensors, None, name, op, prescale, postscale, compression=compression).wait())
+        ctx.how = (op, prescale, postscale, process_set)
+        return tuple(grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set, compression=compression).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        op, prescale, postscale = ctx.how
+        op = ctx.how[0]
         if op not in (Average, Sum):
             raise SettingError(f"the gradient of an allreduce with op={op.name} is not defined; Average or Sum is expected; detach the tensor first")
-        return (None,) * 5 + tuple(grouped_allreduce(gradients, None, None, None, op, prescale, postscale))
+        return (None,) * 6 + tuple(grouped_allreduce(gradients, None, None, None, *ctx.how))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 
 from ..compression import Compression, is_horovod_compressor
 from ..tensors import as_array, as_tensor, check, plain
@@ -17,11 +17,17 @@ from .handles import Handle
 
 
 def reducescatter_async(
-    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average, *, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Handle:
     """Combine a tensor over the ranks, and leave to each its rows. The handle gives a new tensor."""
     check(tensor, name)
-    core = hvdlite.reducescatter_async(as_array(plain(tensor)), name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    given = as_array(plain(tensor))
+    core = hvdlite.reducescatter_async(given, name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set)
     return Handle(core, as_tensor)
 
 
@@ -30,7 +36,7 @@ def reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: ReduceOp = Average,
-    *,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -41,20 +47,26 @@ def reducescatter(
         name: identifies the call across ranks.
         compression: none, fp16, or a class with Horovod's ``compress`` and ``decompress``.
         op: Average, Sum, Min, Max or Product. 16-bit floats are summed in float32.
+        process_set: the ranks that take part.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
     """
-    return _reduced([tensor], False, name, compression, op, prescale_factor, postscale_factor)[0]
+    return _reduced([tensor], False, name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, op: ReduceOp = Average, *, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Handle:
     """Combine tensors over the ranks, and leave to each its rows of each, as one unit. The handle gives new tensors."""
     for tensor in tensors:
         check(tensor, name)
     core = hvdlite.grouped_reducescatter_async(
-        [as_array(plain(t)) for t in tensors], name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+        [as_array(plain(t)) for t in tensors], name=name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set
     )
     return Handle(core, lambda arrays: [as_tensor(a) for a in arrays])
 
@@ -64,30 +76,32 @@ def grouped_reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: ReduceOp = Average,
-    *,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Combine tensors over the ranks, and leave to each its rows of each, as one unit. Differentiable for Average and Sum."""
-    return _reduced(list(tensors), True, name, compression, op, prescale_factor, postscale_factor)
+    return _reduced(list(tensors), True, name, compression, op, process_set, prescale_factor, postscale_factor)
 
 
 def _reduced(
-    tensors: Sequence[torch.Tensor], grouped: bool, name: str | None, compression: Any, op: ReduceOp, prescale: float, postscale: float
+    tensors: Sequence[torch.Tensor], grouped: bool, name: str | None, compression: Any, op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float
 ) -> list[torch.Tensor]:
     methods, op = _methods(compression), ReduceOp(op)
     small, contexts = zip(*(methods.compress(t) for t in tensors), strict=True) if tensors else ((), ())
     if torch.is_grad_enabled() and any(t.requires_grad for t in small):
-        shares = _ReduceScatter.apply(grouped, name, op, prescale, postscale, *small)  # type: ignore[no-untyped-call]
+        shares = _ReduceScatter.apply(grouped, name, op, process_set, prescale, postscale, *small)  # type: ignore[no-untyped-call]
     else:
-        shares = _shares(grouped, name, op, prescale, postscale, small)
+        shares = _shares(grouped, name, op, process_set, prescale, postscale, small)
     return [methods.decompress(share, context) for share, context in zip(shares, contexts, strict=True)]
 
 
-def _shares(grouped: bool, name: str | None, op: ReduceOp, prescale: float, postscale: float, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _shares(
+    grouped: bool, name: str | None, op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     if not grouped:
-        return [reducescatter_async(tensors[0], name, op, prescale_factor=prescale, postscale_factor=postscale).wait()]
-    result: list[torch.Tensor] = grouped_reducescatter_async(tensors, name, op, prescale_factor=prescale, postscale_factor=postscale).wait()
+        return [reducescatter_async(tensors[0], name, op, process_set, prescale, postscale).wait()]
+    result: list[torch.Tensor] = grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale).wait()
     return result
 
 
@@ -110,12 +124,15 @@ class _ReduceScatter(torch.autograd.Function):
     """Every rank is sent the gradients of all shares; with Sum they count as often as there are ranks, as in Horovod."""
 
     @staticmethod
-    def forward(ctx: Any, grouped: bool, name: str | None, op: ReduceOp, prescale: float, postscale: float, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.op, ctx.factor = op, prescale * postscale * (hvdlite.size() if op is Sum else 1)
-        return tuple(_shares(grouped, name, op, prescale, postscale, tensors))
+    def forward(
+        ctx: Any, grouped: bool, name: str | None, op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        num_ranks = hvdlite.world().channel(process_set).topology.size
+        ctx.op, ctx.process_set, ctx.factor = op, process_set, prescale * postscale * (num_ranks if op is Sum else 1)
+        return tuple(_shares(grouped, name, op, process_set, prescale, postscale, tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         if ctx.op not in (Average, Sum):
             raise SettingError(f"the gradient of a reducescatter with op={ctx.op.name} is not defined; Average or Sum is expected; detach the tensor first")
-        return (None,) * 5 + tuple(whole * ctx.factor for whole in grouped_allgather(gradients))
+        return (None,) * 6 + tuple(whole * ctx.factor for whole in grouped_allgather(gradients, process_set=ctx.process_set))

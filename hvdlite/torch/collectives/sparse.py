@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import hvdlite
-from hvdlite import Average, ReduceOp, SettingError, Sum
+from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
 
 from ..tensors import as_array, as_tensor
 from .handles import Handle
@@ -24,7 +24,12 @@ class SparseHandle(Handle):
         return result
 
 
-def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: ReduceOp | None = None) -> SparseHandle:
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> SparseHandle:
     """Sum or average a sparse tensor over the ranks; positions where a rank has nothing count as zero.
 
     Each rank adds up its own duplicates first, then all gather positions and values. 16-bit floats are summed in float32.
@@ -33,6 +38,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Re
         tensor: in COO layout, on the CPU; the same shape and dtype on every rank, with any number of entries.
         name: identifies the tensor across ranks.
         op: Average (default) or Sum.
+        process_set: the ranks that take part.
     Returns:
         A handle: call it, or :func:`synchronize` it, for a new coalesced tensor.
     """
@@ -51,13 +57,15 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Re
     mine = _coalesced(tensor.detach())
     shape, dtype = mine.shape, mine.dtype
     arrays = [as_array(mine.indices().t().contiguous()), as_array(mine.values().resolve_conj().resolve_neg().contiguous())]
-    core = hvdlite.grouped_allgather_async(arrays, name=name, names=[f"indices in shape {tuple(shape)}", "values"])
+    names = [f"indices in shape {tuple(shape)}", "values"]
+    core = hvdlite.grouped_allgather_async(arrays, name=name, names=names, process_set=process_set)
+    num_ranks = hvdlite.world().channel(process_set).topology.size
 
     def finish(result: Any) -> torch.Tensor:
         (indices, _), (values, _) = result
         total = _coalesced(torch.sparse_coo_tensor(as_tensor(indices).t(), as_tensor(values), shape, check_invariants=False), wide=True)
         if op is Average:
-            mean = total.values() / hvdlite.size() if dtype.is_floating_point or dtype.is_complex else total.values().div(hvdlite.size(), rounding_mode="trunc")
+            mean = total.values() / num_ranks if dtype.is_floating_point or dtype.is_complex else total.values().div(num_ranks, rounding_mode="trunc")
             total = torch.sparse_coo_tensor(total.indices(), mean, shape, is_coalesced=True, check_invariants=False)
         return total.to(dtype)
 

@@ -126,7 +126,7 @@ def test_options_that_cannot_be():
         hvd.DistributedGradientTape(tape, op=hvd.Max)
     with pytest.raises(ValueError, match="predivide"):
         hvd.DistributedGradientTape(tape, op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="only the global set"):
+    with pytest.raises(ValueError, match="a set that is registered is expected"):
         hvd.DistributedGradientTape(tape, process_set=3)
     with pytest.warns(DeprecationWarning, match="num_groups"):
         hvd.DistributedGradientTape(tape, num_groups=2)

@@ -1,0 +1,24 @@
+"""Who communicates with each other: all ranks, or those of a process set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a set. Among themselves they are numbered from 0, in this order; messages give the numbers that users know."""
+
+    ranks: Sequence[int]
+    set_id: int = 0
+
+    @property
+    def where(self) -> str:
+        """``" in process set 3"``, to be put behind the name of a tensor; nothing for the set of all ranks."""
+        return f" in {self.set_name}" if self.set_id else ""
+
+    @property
+    def set_name(self) -> str:
+        """``"process set 3"``."""
+        return f"process set {self.set_id}"
