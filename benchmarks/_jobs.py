@@ -27,15 +27,26 @@ class JobError(RuntimeError):
     """A job did not end as it should."""
 
 
-def run_job(python: str, ranks: int, script: str, arguments: Sequence[object], *, hosts: Hosts | None = None, settings: Mapping[str, str] | None = None) -> Any:
-    """Run a script of this folder on ``ranks`` ranks, here or one on each of the hosts; what its rank 0 printed as JSON.
+def run_job(
+    python: str,
+    ranks: int,
+    script: str,
+    arguments: Sequence[object],
+    *,
+    hosts: Hosts | None = None,
+    link: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Any:
+    """Run a script of this folder on ``ranks`` ranks; what its rank 0 printed as JSON.
 
+    They run here, one on each of the ``hosts``, or one on each of new ones with links of rate ``link``.
     The script's first argument is the path of a file that does not exist yet, for those who must meet.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [str(HERE / script), str(Path(folder, "meet")), *map(str, arguments)]
         if hosts is None:
-            line, network = [python, "-m", "hvdlite", "run", "-np", str(ranks), "--no-prefix", *command], {}
+            shaped = ["--link", link] if link else []
+            line, network = [python, "-m", "hvdlite", "run", "-np", str(ranks), "--no-prefix", *shaped, *command], {}
         else:
             line, network = hosts.mpiexec(str(Path(python).parent / "mpiexec"), [python, *command])
             network |= {"GLOO_SOCKET_IFNAME": INTERFACE}

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("collectives", "codecs", "training", "tensorflow_training", "keras_callback", "negotiation", "compare_mpi")
+NAMES = ("collectives", "codecs", "training", "tensorflow_training", "keras_callback", "negotiation", "compare_mpi", "wire_bytes", "shadow_ranking")
 
 
 def main() -> None:
@@ -46,6 +46,7 @@ def command(name: str, args: argparse.Namespace) -> list[str]:
         "tensorflow_training": training,
         "keras_callback": ["--python", args.python],
         "negotiation": ["--python", args.python],
+        "wire_bytes": ["--python", args.python],
         "compare_mpi": [args.python, *([args.mpich] if args.mpich else [])],
     }
     return [sys.executable, str(HERE / f"{name}.py"), *special.get(name, []), "--output", args.output, *(["--quick"] if args.quick else [])]

@@ -28,7 +28,7 @@ else:
         Tensor,
     )
     from ._feedback import RESIDUAL, ErrorFeedback
-    from ._load import CompressorNames, load, names
+    from ._load import CompressorNames, load, names, split_specs
     from ._simulate import Simulated, simulate
 
     __all__ = [
@@ -55,4 +55,5 @@ else:
         "load",
         "names",
         "simulate",
+        "split_specs",
     ]

@@ -246,6 +246,10 @@ class Compressor(ABC):
     def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
         """Take over what :meth:`state_dict` gave, on this or another number of ranks."""
 
+    def squared_residual(self, names: Sequence[str]) -> float:
+        """Squared norm of what this rank has not sent yet of these parameters; 0 for what keeps nothing."""
+        return 0.0
+
     def rescale(self, factor: float) -> None:
         """The loss scale changed by ``factor``: whatever is kept in gradient units follows."""
 

@@ -82,6 +82,11 @@ class ErrorFeedback(Compressor):
         self._views.clear()
         self._loaded = {name: np.array(q[RESIDUAL], dtype=np.float32) for name, q in state.items() if RESIDUAL in q}
 
+    def squared_residual(self, names: Sequence[str]) -> float:
+        """That of the residuals."""
+        self._subtract()
+        return sum(float((view * view).sum()) for name in names if (view := self._views.get(name)) is not None)
+
     def rescale(self, factor: float) -> None:
         """Multiply the residuals, which are in units of the scaled loss."""
         self._subtract()

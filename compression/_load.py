@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable
 from importlib import import_module
 
@@ -15,6 +16,7 @@ from ._contract import Compressor
 from ._feedback import ErrorFeedback
 
 _FEEDBACK = "feedback"  # the one option that belongs to no compressor: error feedback around it, on by default where biased
+_IS_OPTION = re.compile(r"\s*\w+\s*=")
 
 
 def names() -> list[str]:
@@ -43,6 +45,20 @@ def load(spec: str, **options: object) -> Compressor:
             raise CompressionError(f"{name} has no option {key!r} (in {spec!r}); its options are {known}; correct or drop it")
     compressor = kind(**{key: _convert(spec, key, value, hints[key]) for key, value in given.items()})
     return ErrorFeedback(compressor) if feedback else compressor
+
+
+def split_specs(written: str) -> list[str]:
+    """``fp16,topk:density=0.01,feedback=false`` -> two specs.
+
+    Commas stand between specs and between the options of one; what begins with ``word=`` is an option of the spec before it.
+    """
+    specs: list[str] = []
+    for piece in written.split(","):
+        if specs and _IS_OPTION.match(piece):
+            specs[-1] += "," + piece.strip()
+        elif piece.strip():
+            specs.append(piece.strip())
+    return specs
 
 
 class CompressorNames(type):

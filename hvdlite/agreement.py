@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 
 import numpy as np
@@ -100,6 +100,43 @@ def note_start(named: Iterable[tuple[str, Array]]) -> None:
     """Leave a digest of the weights before the first step for ``hvdlite ab``, where ranks become equal only after it: rank 0's count."""
     if world().reports.are_written_here:
         world().reports.write_weights(_total(_digests(named)[1]))
+
+
+_FIRST_LOOK, _LOOK_EVERY = 10, 100  # steps
+
+
+class WeightsWatch:
+    """Under ``hvdlite ab``: whether the ranks still have the same weights, every 100 steps; and what they are when compression begins."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._has_found = False
+
+    def look(self, named: Callable[[], Iterable[tuple[str, Array]]], process_set: ProcessSet | None = None) -> None:
+        """Every rank calls it before each exchange of an optimizer, with its contiguous weights."""
+        here, step = world(), self._step
+        self._step += 1
+        begins = step == here.settings.compress_after_steps > 0
+        is_due = step == _FIRST_LOOK or (step > 0 and step % _LOOK_EVERY == 0)
+        if not here.reports.are_wanted or not (begins or is_due):
+            return
+        names, digests = _digests(named())
+        if begins:
+            here.reports.write_fork(_total(digests))
+        if is_due and here.settings.check_parameters != "off" and not self._has_found:
+            gathered = objects_by_rank(digests, process_set=process_set)
+            self._compare(step, names, list(gathered.values()), list(gathered))
+
+    def _compare(self, step: int, names: Sequence[str], everyone: Sequence[Sequence[bytes]], ranks: Sequence[int]) -> None:
+        differing = [name for name, theirs in zip(names, zip(*everyone, strict=True), strict=True) if len(set(theirs)) > 1]
+        if not differing:
+            return
+        self._has_found = True
+        rank = next(r for r, theirs in zip(ranks, everyone, strict=True) if theirs != everyone[0])
+        problem = f"ranks {ranks[0]} and {rank} have different weights after {step} steps: {len(differing)} of {len(names)} parameters, first {differing[0]!r}"
+        world().reports.write_drift(step, problem)
+        if world().topology.rank == ranks[0]:
+            LOG.warning("%s; ranks that exchange gradients stay equal; look for what changes weights on some ranks only", problem)
 
 
 def _digests(named: Iterable[tuple[str, Array]]) -> tuple[list[str], list[bytes]]:

@@ -22,9 +22,11 @@ import numpy as np
 from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .errors import HorovodInternalError
-from .operations import Adasum, AllGatherOperation, AllReduceOperation, Average, Carrier, Max, ReduceOp
+from .operations import Adasum, AllGatherOperation, AllReduceOperation, Average, Carrier, Max, ReduceOp, Sum
 from .orders import UseSlots
+from .residuals import ResidualWatch
 from .settings import env_name
+from .shadow import Shadow
 from .submissions import Handle
 from .telemetry.steps import StepTimes
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
@@ -134,6 +136,8 @@ class GradientBuckets:
         self._tuner: Tuner | None = None
         self._num_steps, self._wants_tuner = 0, True
         self._num_joins = self._channel.num_joins  # when it was last made sure that ranks lie alike
+        self._shadow = Shadow.beside(world, self._channel, name, compressor, op)
+        self._residuals = ResidualWatch(world, name)
         self._step_began: float | None = None  # None: unknown, or of no interest
         self._memory = self._transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
@@ -240,10 +244,17 @@ class GradientBuckets:
         if failures:
             self._step_began = None
             raise failures[0]
+        if self._shadow is not None:
+            unit = self._prescale * self._postscale * (self._topology.size if self._op is Sum else 1)
+            self._shadow.compare([(b.name, b.flat, _layout(b.plan)) for b in self._buckets], unit)
+        noted = [p.name for b in self._buckets if b.plan.compressed and self._is_encoded_here(b) for p in b.plan.parameters]
+        self._residuals.step(self._active, noted)
+        self._num_steps += 1
         if self._observed is not None:
             self._adopt_order(self._observed)
             self._observed = None
-        self._num_steps += 1
+        if self._num_steps == self._world.settings.compress_after_steps and self.compressor is not None:
+            self._lay_out_anew(list(self._parameters))
         self._measure(all_here=all_here)
         if self._world.step_times is not None:
             self._world.step_times.ended(self, self._about())
@@ -265,17 +276,30 @@ class GradientBuckets:
         if self._num_joins != self._channel.num_joins and not any(b.ready or b.handle for b in self._buckets):
             self.rejoin()
 
+    @property
+    def _active(self) -> Compressor | None:
+        """The compressor, if the steps without one are over."""
+        return self.compressor if self._num_steps >= self._world.settings.compress_after_steps else None
+
+    def _is_encoded_here(self, bucket: _Bucket) -> bool:
+        carrier = self._carrier_of(bucket)
+        return carrier is None or carrier.is_here
+
     def _submit(self, bucket: _Bucket) -> None:
-        compressor = self.compressor if bucket.plan.compressed else None
+        compressor = self._active if bucket.plan.compressed else None
         signature = "" if compressor is None else compressor.signature
         if bucket.operation is None or bucket.signature != signature:
             bucket.signature = signature
-            layout = [(p.name, p.shape) for p in bucket.plan.parameters]
+            layout = _layout(bucket.plan)
             topology = self._topology
             bucket.operation = AllReduceOperation(
                 bucket.name, [bucket.flat], self._op, topology.size, topology.rank, self._prescale, self._postscale, compressor, layout, resident=True,
                 carrier=self._carrier_of(bucket),
             )  # fmt: skip
+        if self._shadow is not None:
+            self._shadow.remember(bucket.name, bucket.flat)
+        elif compressor is not None and self._is_encoded_here(bucket):
+            self._residuals.note(bucket.name, bucket.flat)
         bucket.operation.missing = bucket.missing
         bucket.operation.all_finite = bucket.all_finite
         size = self._topology.size
@@ -302,6 +326,8 @@ class GradientBuckets:
         self._world.metrics.bucket_bytes = self._in_use.bucket_bytes
 
     def _plan(self, bucket_bytes: int) -> list[BucketPlan]:
+        if self._active is None:  # as in a run without a compressor, whose bits may depend on what travels together
+            return plan([replace(p, carrier=None) for p in self._parameters.values()], None, bucket_bytes)
         return plan(list(self._parameters.values()), self.compressor, bucket_bytes)
 
     def _adopt_order(self, observed: Iterable[str]) -> None:
@@ -331,6 +357,8 @@ class GradientBuckets:
     def _measure(self, *, all_here: bool) -> None:
         """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it. Without some ranks, nothing is tried."""
         self._world.metrics.stepped()
+        if self._active is None and self.compressor is not None:
+            return
         if not all_here:
             self._wants_tuner |= self._tuner is not None
             self._tuner = None
@@ -405,6 +433,10 @@ def _shared_out(parameters: Sequence[Parameter], compressor: Compressor, num_car
         load[carrier] += p.nbytes
         dealt.append(replace(p, carrier=carrier))
     return dealt
+
+
+def _layout(bucket_plan: BucketPlan) -> list[tuple[str, tuple[int, ...]]]:
+    return [(p.name, p.shape) for p in bucket_plan.parameters]
 
 
 def _padded(num_bytes: int) -> int:

@@ -38,6 +38,7 @@ class Settings:
     """The knobs and their values in this process."""
 
     compression: str = setting("", "compressor of gradients in place of the script's own, e.g. powersgd:rank=4")
+    compress_after_steps: int = setting(0, "exchange gradients uncompressed in the first so many steps of an optimizer", at_least=0, shared=True)
     transport: str = setting(
         "auto",
         "how ranks talk: auto, local (one process), mpi, shared_memory (one machine), or hierarchical (several)",
@@ -73,6 +74,8 @@ class Settings:
     stop_at: str = setting("", "hvd.report() ends the script then: steps=100, minutes=5, loss<=0.1 or accuracy>=0.9", shared=True)
     measure_folder: str = setting("", "every rank writes to this folder what its steps take: for hvdlite predict", shared=True)
     measure_steps: int = setting(24, "so many steps are measured then", at_least=8, shared=True)
+    shadow: str = setting("", "compressors to play beside uncompressed gradients, e.g. topk:density=0.01,fp16, for hvdlite ab --mode shadow", shared=True)
+    shadow_every: int = setting(1, "play them in every so many steps", at_least=1, shared=True)
     kernels: str = setting("auto", "compiled loops: auto, or off to use numpy's", choices=("auto", "off"))
     log_level: str = setting("INFO", "what hvdlite itself logs", choices=("DEBUG", "INFO", "WARNING", "ERROR"), horovod="HOROVOD_LOG_LEVEL")
     timeline: str = setting("", "rank 0 writes what it communicates to this file, a Chrome trace", horovod="HOROVOD_TIMELINE")

@@ -17,6 +17,7 @@ OTHER = {
     "report_file": "r.jsonl",
     "measure_folder": "measured",
     "stop_at": "steps=3",
+    "shadow": "fp16,topk:density=0.01",
     "kernels": "off",
     "log_level": "DEBUG",
     "timeline": "trace.json",

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from itertools import combinations
 
-from ..compression import Compressor, ErrorFeedback, load
+from ..compression import Compressor, ErrorFeedback, load, split_specs
 from ..errors import SettingError
 
 BASELINES = ("none", "fp16")
 """Added unless refused: a compressor that is not better than 16 bits is not worth its trouble."""
-_IS_OPTION = re.compile(r"\s*\w+\s*=")
 
 
 def parse_arms(written: str, *, baselines: bool = True) -> list[str]:
     """Read ``none,powersgd:rank=4,topk:density=0.01,feedback=false`` (three arms); the baseline, ``none`` or else the first one, comes first.
 
-    Commas stand between arms and between the options of one; what begins with ``word=`` is an option of the arm before it.
-
     Raises:
         SettingError: an arm is given twice, or only one is left.
         CompressionError: an arm is no compressor.
     """
-    arms: list[str] = []
-    for piece in written.split(","):
-        if arms and _IS_OPTION.match(piece):
-            arms[-1] += "," + piece.strip()
-        elif piece.strip():
-            arms.append(piece.strip())
+    arms = split_specs(written)
     specs = [load(arm).spec for arm in arms]
     for i, spec in enumerate(specs):
         if spec in specs[:i]:

@@ -37,11 +37,15 @@ def curves_of(run: Run) -> list[Curve]:
 
 def _curve(run: Run, metric: str) -> Curve:
     reports = [r for r in run.reports if metric in r.values]
-    parts = np.array_split(np.arange(len(reports)), min(MOST_POINTS, len(reports)))
-    values = [_mean([reports[i].values[metric] for i in part]) for part in parts]
-    ends = [reports[part[-1]] for part in parts]
-    steps, seconds = [float(r.step) for r in ends], [r.seconds for r in ends]
-    return Curve(run.record.arm, run.record.seed, metric, steps, seconds, values, max(len(part) for part in parts))
+    at, seconds = [float(r.step) for r in reports], [r.seconds for r in reports]
+    return thinned(run.record.arm, run.record.seed, metric, at, seconds, [r.values[metric] for r in reports])
+
+
+def thinned(arm: str, seed: int, metric: str, steps: Sequence[float], seconds: Sequence[float], values: Sequence[float]) -> Curve:
+    """A curve of at most 200 points."""
+    parts = np.array_split(np.arange(len(values)), min(MOST_POINTS, len(values)))
+    means, ends = [_mean([values[i] for i in part]) for part in parts], [part[-1] for part in parts]
+    return Curve(arm, seed, metric, [steps[i] for i in ends], [seconds[i] for i in ends], means, max(len(part) for part in parts))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -129,6 +129,9 @@ def show(result: Result, output: IO[str]) -> None:
     for arm in result.arms:
         if arm.judged is not None:
             console.print(f"{arm.arm} against {plan.baseline}: {arm.judged.words}")
+    if plan.mode == "shadow":
+        _show_ranking(result, console)
+        return
     advice = recommend(result)
     console.print(f"recommendation: {advice.words}  ({advice.setting})")
     console.print()
@@ -136,9 +139,30 @@ def show(result: Result, output: IO[str]) -> None:
     console.print(rule(result))
     if result.target is not None and any(arm.num_reached is not None for arm in result.arms):
         console.print(f"time to target: median of the seconds until {plan.metric} was {result.target:.5g}, of the runs that got there")
+    _show_notes(result, console)
+
+
+def _show_notes(result: Result, console: Any) -> None:
     for title, lines in (("warning", result.warnings), ("missing", result.missing), ("not controlled", result.not_controlled)):
         for line in lines:
             console.print(f"{title}: {line}")
+
+
+def _show_ranking(result: Result, console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{where(result.plan)}; beside exact training, the nearest to the exact mean gradient first")
+    for heading in ("arm", "vNMSE", "cosine", "residual/gradient", "encode ms", "decode ms", "wire bytes/step"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
+    for each in result.ranking:
+        figures = (f"{each.vnmse:.3g}", f"{each.cosine:.4f}", f"{each.residual_ratio:.3g}", f"{each.encode_ms:.2f}", f"{each.decode_ms:.2f}")
+        table.add_row(each.arm, *figures, f"{each.wire_bytes:,.0f}")
+    console.print(table)
+    dense = result.arms[0].wire_bytes_per_step
+    console.print("vNMSE: squared distance from the exact mean gradient over its squared norm; all figures are means over the steps, times and bytes rank 0's.")
+    if dense is not None:
+        console.print(f"The exact exchange itself: {dense:,.0f} wire bytes/step.")
+    _show_notes(result, console)
 
 
 def _table(result: Result) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from ..compression import load
 from ..errors import SettingError
 from ..telemetry.reports import parse_stop
 from .files import write_whole
@@ -34,18 +36,32 @@ class Plan:
     link: str = ""
     """What joins the hosts that are made for every run; empty: the ranks are on this machine as it is."""
     hosts: int = 1
+    mode: Literal["full", "fork", "shadow"] = "full"
+    fork_at: int = 0
+    """With ``fork``: all arms train alike for so many steps, without compression."""
+    shadow_every: int = 1
 
     @property
     def baseline(self) -> str:
         """What the other arms are compared with."""
         return self.arms[0]
 
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """With ``shadow``: what is played beside the exact run."""
+        return tuple(arm for arm in self.arms if load(arm).spec != "none") if self.mode == "shadow" else ()
+
+    @property
+    def run_arms(self) -> tuple[str, ...]:
+        """The arms that get runs of their own."""
+        return (self.baseline,) if self.mode == "shadow" else self.arms
+
     def order(self) -> list[tuple[int, str]]:
         """``(seed, arm)`` in the order of the runs: A B, B A, so that what changes slowly meets all arms alike; with more arms each also starts in turn."""
         runs = []
         for seed in range(self.seeds):
-            start = (seed // 2) % len(self.arms)
-            turn = [*self.arms[start:], *self.arms[:start]]
+            start = (seed // 2) % len(self.run_arms)
+            turn = [*self.run_arms[start:], *self.run_arms[:start]]
             runs += [(seed, arm) for arm in (turn[::-1] if seed % 2 else turn)]
         return runs
 

@@ -6,22 +6,25 @@ import csv
 import datetime
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from ..compression import ErrorFeedback
+from ..compression import load as load_compressor
 from ..errors import SettingError
 from ..telemetry.reports import parse_stop
 from ..version import VERSION
 from .arms import entangled
 from .curves import Curve, curves_of
 from .environment import job, job_differences, machine
+from .fidelity import RESIDUAL, Played, fidelity_of, ranking
 from .files import write_whole
 from .plan import SEED, Plan
 from .runs import Run, StepParts, is_finite
-from .statistics import Vector, diverged, first_reached, median_time
+from .statistics import Vector, diverged, first_reached, grows, median_time
 from .verdict import Judged, Pairs, default_margin, judge
 
 JSON, CSV = "ab.json", "ab.csv"
@@ -97,6 +100,8 @@ class Result:
     """How far what was applied is from the exact mean gradient, over steps, where it was measured."""
     warnings: list[str] = field(default_factory=list)
     """What detectors found, in words."""
+    ranking: list[Played] = field(default_factory=list)
+    """With ``--mode shadow``: the candidates, the nearest to the exact gradients first."""
 
 
 def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
@@ -109,9 +114,12 @@ def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
     target = stop_at.value if stop_at is not None and stop_at.name == plan.metric else None if mean is None else mean - sign * margin
     bad = {arm: {s for s, run in by_seed.items() if _diverged(run, plan, finals)} for arm, by_seed in by_arm.items()}
     pairs = {arm: _pairs(plan, by_arm[arm], by_arm[plan.baseline], bad[arm] - bad[plan.baseline]) for arm in plan.arms[1:]}
-    judged = judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
+    judged = {} if plan.mode == "shadow" else judge(pairs, higher_is_better=plan.higher_is_better, margin=margin)
     rows = [_run_row(run, plan, target, run.record.seed in bad[run.record.arm]) for run in runs]
+    played, fidelity = ranking(plan, runs), [curve for run in runs for curve in fidelity_of(plan, run)]
     arms = [_arm_result(arm, plan, [r for r in rows if r.arm == arm], by_arm[arm], target, judged.get(arm)) for arm in plan.arms]
+    sent = {each.arm: each.wire_bytes for each in played}
+    arms = [replace(arm, wire_bytes_per_step=sent.get(arm.arm, arm.wire_bytes_per_step)) for arm in arms]
     missing = [f"{row.arm}, seed {row.seed}: {row.problem}" for row in rows if row.problem]
     missing += [f"{arm}, seed {seed}: not run" for seed, arm in plan.order() if seed not in by_arm[arm]]
     return Result(
@@ -127,6 +135,9 @@ def analyse(plan: Plan, runs: Sequence[Run]) -> Result:
         written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         job=job(runs),
         curves=[curve for run in runs for curve in curves_of(run)],
+        fidelity=fidelity,
+        warnings=[f"{arm}: {line}" for arm in plan.arms for line in _warnings(arm, by_arm[arm], bad[arm], fidelity)],
+        ranking=played,
     )
 
 
@@ -209,7 +220,7 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
     reached = [row.target_seconds for row in good] if curves else []
     return ArmResult(
         arm=arm,
-        num_planned=plan.seeds,
+        num_planned=plan.seeds if arm in plan.run_arms else 0,
         num_good=len(good),
         metric_mean=_mean(finals),
         metric_sd=float(np.std(finite, ddof=1)) if len(finite) > 1 else None,
@@ -221,6 +232,15 @@ def _arm_result(arm: str, plan: Plan, rows: Sequence[RunRow], by_seed: Mapping[i
         judged=judged,
         parts=_mean_parts([by_seed[row.seed].parts for row in good]),
     )
+
+
+def _warnings(arm: str, by_seed: Mapping[int, Run], bad: set[int], fidelity: Sequence[Curve]) -> list[str]:
+    found = [f"seed {seed}: diverged" for seed in sorted(bad)]
+    for seed, run in by_seed.items():
+        found += [f"seed {seed}: {problem}" for problem in run.drifts]
+    growing = [c.seed for c in fidelity if c.arm == arm and c.metric == RESIDUAL and grows(c.steps, [_or_nan(value) for value in c.values])]
+    words = "the residual grows beside the gradient: what is not sent piles up; send more, or lower the learning rate"
+    return found + [f"seed {seed}: {words}" for seed in growing]
 
 
 def _mean_parts(parts: Sequence[StepParts | None]) -> StepParts | None:
@@ -240,6 +260,7 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
     first = {weights for (_, arm), weights in starts.items() if arm == plan.baseline and weights}
     if len(first) == 1 and sum(arm == plan.baseline for _, arm in starts) > 1:
         found.append(f"seeds: every seed starts from the same weights, so the script sets a seed of its own and the pairs are repetitions; {remedy}")
+    found += _modes(plan, by_arm)
     found += _without_effect(plan, rows)
     steps = {row.steps for row in rows if not row.problem}
     if len(steps) > 1:
@@ -249,6 +270,23 @@ def _not_controlled(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]], rows: S
         found.append("bucket sizes: chosen by measurement in each run, and not the same in all; HVDLITE_BUCKET_BYTES fixes them")
     found.append(f"order of the data: equal in the arms only as far as the script follows the seed; {plan.metric} is rank 0's")
     found.append("this machine: what else runs on it, its clock and its temperature; the order of the arms is balanced against what changes slowly")
+    return found
+
+
+def _modes(plan: Plan, by_arm: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    found = []
+    if plan.mode == "shadow":
+        found.append("weights: they followed the exact gradients, so what an arm would have done to its own later gradients was not seen")
+        biased = [arm for arm in plan.candidates if isinstance(load_compressor(arm), ErrorFeedback)]
+        if plan.shadow_every > 1 and biased:
+            found.append(f"residuals: {', '.join(biased)} saw every {plan.shadow_every}th gradient only, so their residuals are not those of a run")
+    if plan.mode == "fork":
+        digests = {(seed, arm): tuple(run.forks) for arm, by_seed in by_arm.items() for seed, run in by_seed.items() if run.record.exit_code == 0}
+        if digests and not any(digests.values()):
+            found.append("weights at the fork: not known; an optimizer of hvdlite.torch notes them, if the script takes more steps than --fork-at")
+        for seed in range(plan.seeds):
+            if len({digest for (s, _), digest in digests.items() if s == seed and digest}) > 1:
+                found.append(f"weights at the fork: the arms of seed {seed} came to different ones: the script does not repeat itself, so its pairs are none")
     return found
 
 

@@ -70,6 +70,10 @@ def finished(plan: Plan, folder: Path) -> list[Run]:
 
 def _run_one(plan: Plan, seed: int, arm: str, here: Path, progress: Progress) -> Record:
     knobs = {"compression": arm, "seed": str(seed), "report_file": str((here / REPORTS).resolve()), "stop_at": plan.stop_at}
+    if plan.mode == "fork":
+        knobs["compress_after_steps"] = str(plan.fork_at)
+    elif plan.mode == "shadow":
+        knobs |= {"shadow": ",".join(plan.candidates), "shadow_every": str(plan.shadow_every)}
     launcher = [sys.executable, "-m", "hvdlite", "run", "-np", str(plan.size), "--no-prefix", "--output-filename", str(here / OUTPUT)]
     launcher += ["--link", plan.link, "--link-hosts", str(plan.hosts)] if plan.link else []
     started, began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.monotonic()

@@ -86,14 +86,24 @@ class Run:
     """The last value of the plan's metric; None if there is none. It may be no finite number."""
     job: dict[str, str] = field(default_factory=dict)
     """Where it ran, as rank 0 said."""
+    since: int = 0
+    """Optimizer steps from which on the arm is what it is: those before are the same in all."""
+    shadow: Sequence[dict[str, Any]] = ()
+    """Figures of candidates, a step each."""
+    residuals: Sequence[dict[str, Any]] = ()
+    """Rank 0's residual over its gradient, now and then."""
+    forks: Sequence[str] = ()
+    """Digests of the weights at step ``since``."""
+    drifts: Sequence[str] = ()
+    """When ranks were found to have different weights, in words."""
 
     @cached_property
     def blocks(self) -> Vector:
         """Seconds a step of the optimizer, or a reported one where none counts; in blocks if there are several reports."""
-        counts = any(r.optimizer_steps for r in self.reports)
-        times = block_times([r.optimizer_steps if counts else r.step for r in self.reports], [r.seconds for r in self.reports])
+        counts, reports = any(r.optimizer_steps for r in self.reports), self._reports_since
+        times = block_times([r.optimizer_steps if counts else r.step for r in reports], [r.seconds for r in reports])
         steps = self.counters.get("steps", 0)
-        if not len(times) and steps > 1:
+        if not len(times) and steps > 1 and not self.since:
             times = np.array([self.counters["steps_ms"] / 1e3 / (steps - 1)])
         return times
 
@@ -104,21 +114,40 @@ class Run:
 
     @property
     def wire_bytes_per_step(self) -> float | None:
-        """Sent by rank 0."""
-        return self.counters["wire_bytes"] / self.steps if self.counters and self.steps else None
+        """Sent by rank 0 for its training; what candidates beside it send is not in it."""
+        if self.shadow and self.counters and self.steps:
+            return self.counters["dense_bytes"] / self.steps
+        return self._per_step("wire_bytes")
+
+    @property
+    def exposed_ms_per_step(self) -> float | None:
+        """What a step of rank 0 waited for communication."""
+        return self._per_step("exposed_ms")
+
+    def _per_step(self, counter: str) -> float | None:
+        if not self.counters or not self.steps:
+            return None
+        first = self._reports_since[0] if self.since and self._reports_since else None
+        before, steps = (getattr(first, counter), first.optimizer_steps) if first else (0, 0)
+        return float((self.counters[counter] - before) / (self.steps - steps)) if self.steps > steps else None
+
+    @property
+    def _reports_since(self) -> Sequence[Reported]:
+        return [r for r in self.reports if r.optimizer_steps >= self.since]
 
     @cached_property
     def parts(self) -> StepParts | None:
         """What a step was made of; None where no optimizer of ours counted steps."""
         if not self.counters.get("steps"):
             return None
-        first, last = after_warm_up([r.optimizer_steps for r in self.reports])
+        reports = self._reports_since
+        first, last = after_warm_up([r.optimizer_steps for r in reports])
         if first < last:
-            begin, end = ({**vars(self.reports[i])} for i in (first, last))
+            begin, end = ({**vars(reports[i])} for i in (first, last))
             steps = end["optimizer_steps"] - begin["optimizer_steps"]
             step_ms = (end["seconds"] - begin["seconds"]) * 1e3 / steps
             spent = {name: (end[name] - begin[name]) / steps for name in _WAITS}
-        elif self.counters["steps"] > 1:
+        elif self.counters["steps"] > 1 and not self.since:
             step_ms = self.counters["steps_ms"] / (self.counters["steps"] - 1)
             spent = {name: self.counters.get(name, 0.0) / self.counters["steps"] for name in _WAITS}
         else:
@@ -160,7 +189,19 @@ def read(folder: Path, plan: Plan) -> Run | None:
     counters: dict[str, float] = next((line["end"] for line in lines if "end" in line), {})
     job: dict[str, str] = next((line["job"] for line in lines if "job" in line), {})
     metric = find_metric(folder, plan, reports)
-    return Run(record, reports, weights, counters, metric if record.exit_code == 0 else None, job)
+    return Run(
+        record,
+        reports,
+        weights,
+        counters,
+        metric if record.exit_code == 0 else None,
+        job,
+        since=plan.fork_at,
+        shadow=[line["shadow"] for line in lines if "shadow" in line],
+        residuals=[line["residual"] for line in lines if "residual" in line],
+        forks=[line["fork"] for line in lines if "fork" in line],
+        drifts=[line["drift"]["problem"] for line in lines if "drift" in line],
+    )
 
 
 def find_metric(folder: Path, plan: Plan, reports: Sequence[Reported]) -> float | None:

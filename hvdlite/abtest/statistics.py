@@ -161,6 +161,25 @@ def median_time(reached: Sequence[float | None], watched: Sequence[float]) -> fl
     return float(survival.quantiles[below[0]]) if len(below) else None
 
 
+def grows(steps: Sequence[float], ratios: Sequence[float]) -> bool:
+    """Whether a residual, over the gradient, goes on growing after the first third, in which it fills up.
+
+    Two witnesses: Kendall's rank correlation with the step at the 1 % level, and a slope (Theil & Sen, of the logarithm) that makes it half as large again over
+    what was watched. Fewer than eight points tell nothing.
+    """
+    from scipy import stats
+
+    at, ratio = np.asarray(steps, float), np.asarray(ratios, float)
+    late = (at > at[0] + (at[-1] - at[0]) / 3) & (ratio > 0) & np.isfinite(ratio) if len(at) else np.zeros(0, bool)
+    if np.count_nonzero(late) < 8:
+        return False
+    at, logarithm = at[late], np.log(ratio[late])
+    if np.ptp(logarithm) == 0:
+        return False
+    slope = stats.theilslopes(logarithm, at).slope
+    return bool(stats.kendalltau(at, logarithm, alternative="greater").pvalue < 0.01 and slope * (at[-1] - at[0]) > math.log(1.5))
+
+
 def diverged(values: Sequence[float], baseline_final: Vector, higher_is_better: bool) -> bool:
     """Whether a curve ended at no finite value, or its last three at more than 5 standard deviations and 10 % on the bad side of the baseline's final ones."""
     last = np.asarray(values[-3:], float)

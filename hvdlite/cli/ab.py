@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _ab(
     size: str | None,
     command: tuple[str, ...],
     arms: str | None,
-    seeds: int,
+    seeds: int | None,
     metric: str | None,
     higher_is_better: bool,
     margin: float | None,
@@ -56,6 +57,9 @@ def _ab(
     metric_regex: str,
     link: Link | None,
     hosts: int | None,
+    mode: Any,
+    fork_at: int | None,
+    shadow_every: int | None,
     output: Path,
     resume: bool,
     no_baselines: bool,
@@ -95,8 +99,10 @@ def _ab(
     for line in entangled(chosen):
         click.echo(f"hvdlite ab: {line}", err=True)
     number_of_hosts = _check_hosts(number, link, hosts)
+    how = _check_mode(mode, fork_at, shadow_every, steps, chosen)
     where = (link.spec if link else "", number_of_hosts)
-    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex, *where)
+    seeds = seeds or (1 if mode == "shadow" else 6)
+    plan = Plan(command, tuple(chosen), seeds, number, metric or "loss", higher_is_better, margin, stop_at, metric_regex, *where, mode, *how)
     return _execute(plan, output, resume, tensorboard)
 
 
@@ -112,6 +118,20 @@ def _check_hosts(size: int, link: Link | None, num_hosts: int | None) -> int:
     count = len(shares(size, num_hosts or size))
     with Hosts(count, link):
         return count
+
+
+def _check_mode(mode: str, fork_at: int | None, shadow_every: int | None, steps: int | None, arms: Sequence[str]) -> tuple[int, int]:
+    """``--fork-at`` and ``--shadow-every``, each with its mode and no other."""
+    for name, value, its_mode in (("--fork-at", fork_at, "fork"), ("--shadow-every", shadow_every, "shadow")):
+        if value is not None and mode != its_mode:
+            raise SettingError(f"{name} {value} means nothing in --mode {mode}; --mode {its_mode} is expected with it; add that, or leave it out")
+    if mode == "fork" and fork_at is None:
+        raise SettingError("--fork-at is missing; --mode fork expects the step at which compression begins; write e.g. --mode fork --fork-at 200 --steps 400")
+    if fork_at is not None and steps is not None and steps <= fork_at:
+        raise SettingError(f"--steps {steps} ends each run before the fork at {fork_at}; more steps are expected; raise --steps, or lower --fork-at")
+    if mode == "shadow" and arms[0] != "none":
+        raise SettingError("--mode shadow trains without compression, and none is not among the arms; it is expected first; leave --no-baselines out")
+    return fork_at or 0, shadow_every or 1
 
 
 def _execute(plan: Any, output: Path, resume: bool, tensorboard: Path | None) -> int:
@@ -174,7 +194,7 @@ def _check_packages() -> None:
 _PARAMETERS: list[Any] = [
     click.Option(["--arms"], metavar="SPECS", help="compressors to compare, e.g. powersgd:rank=4,topk:density=0.01; none and fp16 are added"),
     click.Option(["--no-baselines"], is_flag=True, help="do not add none and fp16; without none the first arm is the baseline"),
-    click.Option(["--seeds"], type=click.IntRange(min=1), default=6, show_default=True, help="runs of each arm; below six there is no verdict"),
+    click.Option(["--seeds"], type=click.IntRange(min=1), help="runs of each arm: 6 by default, below that there is no verdict; 1 with --mode shadow"),
     click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", help="number of ranks (required)"),
     click.Option(["--metric"], metavar="NAME", help="what hvd.report() calls the metric; the name in --until if that is given, else loss"),
     click.Option(["--higher-is-better"], is_flag=True, help="as for an accuracy"),
@@ -183,6 +203,9 @@ _PARAMETERS: list[Any] = [
     click.Option(["--steps"], type=click.IntRange(min=1), help="end each run at this reported step"),
     click.Option(["--minutes"], type=click.FloatRange(min=0, min_open=True), help="end each run at the first report after so long"),
     click.Option(["--until"], metavar="NAME=VALUE", help="end each run when it reports this, e.g. loss=0.1"),
+    click.Option(["--mode"], type=click.Choice(["full", "fork", "shadow"]), default="full", show_default=True, help="whole runs; runs that part; or one run"),
+    click.Option(["--fork-at"], type=click.IntRange(min=1), metavar="STEP", help="with --mode fork: all arms train alike, uncompressed, up to here"),
+    click.Option(["--shadow-every"], type=click.IntRange(min=1), metavar="N", help="with --mode shadow: look at every so many steps; 1 by default"),
     click.Option(["--link"], metavar="RATE", callback=read_link, help="put each rank on a host of its own, joined by links of e.g. 1gbit; needs root"),
     click.Option(["--hosts"], type=click.IntRange(min=1), default=None, metavar="N", help="with --link: deal the ranks to so many hosts"),
     click.Option(

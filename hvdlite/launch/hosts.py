@@ -1,8 +1,8 @@
 """Several hosts on one machine: network namespaces joined by a switch, each link shaped to a rate and a delay.
 
 Linux' own commands do it (``unshare`` and ``nsenter`` of util-linux, ``ip`` and ``tc`` of iproute2), since MPI's launchers need a command to enter a host
-anyway. The namespaces have no names: a process holds each of them, which ends when its pipe to us does. So the kernel removes them, however we end, and jobs
-beside each other do not meet.
+anyway. The namespaces have no names: a process holds each of them, which ends when its pipe to us does. It kills what is left inside, and the kernel removes
+them, however we end; jobs beside each other do not meet.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ _BURST_SECONDS, _LEAST_BURST_BYTES = 1e-3, 16 << 10  # what a link may send at o
 _QUEUE_MS = 50  # of a switch's port; more is dropped
 _QUEUE_PACKETS = 100_000  # in delay: more than any link here holds
 _SECONDS = 20.0
+# What a holder does last. A daemon of MPI's launcher that lost it (kill -9) may not notice, and would keep its host and its ranks.
+_SWEEP = (
+    "n=$(readlink /proc/self/ns/net); n=${n#net:?}; n=${n%?}; "
+    'for p in $(find /proc/[0-9]*/ns/net -maxdepth 0 -lname "net:?$n?" 2>/dev/null); do '
+    "p=${p#/proc/}; p=${p%/ns/net}; [ $p = $$ ] || kill -9 $p; done 2>/dev/null"
+)
 
 
 def why_not() -> str | None:
@@ -115,7 +121,7 @@ class Hosts:
 
     def _hold(self, name: str) -> None:
         """Start a process in new namespaces, which stays until we close its stdin or end."""
-        script = f"mount -t sysfs sysfs /sys && echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat"  # MPICH finds interfaces in /sys
+        script = f"mount -t sysfs sysfs /sys && echo {name} > /proc/sys/kernel/hostname && echo ready && {{ cat; {_SWEEP}; }}"  # MPICH finds interfaces in /sys
         words = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", script]
         holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         self._holders.append(holder)

@@ -68,7 +68,8 @@ class Reports:
 
     Every line of the file is a JSON object. The first is ``job``: where it runs. A report has ``step``, ``seconds`` since :func:`hvdlite.init`,
     ``optimizer_steps`` and the counters of :data:`COUNTERS` (sums of rank 0 until then) and ``values``; there is one line of ``weights`` for each optimizer, a
-    digest of what it starts from; the last line is ``end``, all counters.
+    digest of what it starts from; one of ``shadow`` for each step of an optimizer beside which compressors are played (:mod:`hvdlite.shadow`); ``residual``,
+    ``fork`` and ``drift`` are what is looked at now and then; the last line is ``end``, all counters.
     """
 
     def __init__(self, path: str = "", stop_at: StopAt | None = None, rank: int = 0) -> None:
@@ -104,6 +105,22 @@ class Reports:
     def write_weights(self, digest: str) -> None:
         """What an optimizer starts from."""
         self._line({"weights": digest})
+
+    def write_shadow(self, step: int, optimizer: str, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """What each candidate made of the gradients of a step."""
+        self._line({"shadow": {"step": step, "seconds": round(self.seconds, 6), "optimizer": optimizer, "figures": figures}})
+
+    def write_residual(self, step: int, optimizer: str, ratio: float) -> None:
+        """What a step of compression has left of rank 0's gradients, over these."""
+        self._line({"residual": {"step": step, "seconds": round(self.seconds, 6), "optimizer": optimizer, "ratio": float(f"{ratio:.6g}")}})
+
+    def write_fork(self, digest: str) -> None:
+        """The weights of an optimizer when compression begins."""
+        self._line({"fork": digest})
+
+    def write_drift(self, step: int, problem: str) -> None:
+        """The ranks' weights are no longer the same."""
+        self._line({"drift": {"step": step, "problem": problem}})
 
     def end(self, metrics: Metrics) -> None:
         """The last line. Later calls do nothing."""

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, MismatchError, Parameter, ProcessSet, ReduceOp, SettingError
-from hvdlite.agreement import check_start, first_difference, objects_by_rank
+from hvdlite.agreement import WeightsWatch, check_start, first_difference, objects_by_rank
 
 from .compression import Compression
 from .sparse_gradients import agree_on_sparse, exchange_sparse
@@ -62,6 +62,7 @@ class Gradients:
         self._is_settled = False
         self._handed: dict[torch.Tensor, int] = {}  # parameter -> version of its gradient when it was handed over
         self._checked = False
+        self._watch = WeightsWatch()
         self._parameters = [Parameter(name, tuple(p.shape), dtype_of(p, name), options.groups.get(p)) for p, name in self._names.items()]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor) if compressor is options.compression else compressor  # what it remembers is this optimizer's
@@ -229,8 +230,11 @@ class Gradients:
         """Once, before the first step: ranks that start from different weights never come together."""
         if not self._checked:
             self._checked = True
-            weights = ((name, as_array(p.detach().contiguous())) for p, name in self._names.items())
-            check_start(weights, BROADCAST, process_set=self._options.process_set)
+            check_start(self._weights(), BROADCAST, process_set=self._options.process_set)
+        self._watch.look(self._weights, process_set=self._options.process_set)
+
+    def _weights(self) -> Iterable[tuple[str, Any]]:
+        return ((name, as_array(p.detach().contiguous())) for p, name in self._names.items())
 
     def _refresh_views(self) -> None:
         """The tensors over the buckets' memory; new ones after the buckets were laid out anew."""

@@ -135,21 +135,31 @@ class Messages:
         sent when one of the other rank's has arrived: then one of ours most likely has, too.
         """
         unsent = deque(enumerate(outgoing))
+        has_begun, allowed = False, PIECES_AHEAD if incoming else len(unsent)
 
-        def send_next(count: int) -> None:
-            for _ in range(min(count, len(unsent))):
+        def allow(more: int) -> None:
+            """Send so many more, but not before it is our turn: pieces would overtake those of an earlier request, and land in its arrays."""
+            nonlocal allowed
+            allowed += more
+            while has_begun and allowed and unsent:
+                allowed -= 1
                 self.num_unsent -= 1
                 number, piece = unsent.popleft()
                 self.stage(("sent", other), [self.send(piece, other, tag)], partial(sent, number))
 
         def receive(number: int) -> None:
-            send_next(1 if number + 1 < len(incoming) else len(unsent))
+            allow(1 if number + 1 < len(incoming) else len(unsent))
             arrived(number)
+
+        def begin() -> None:
+            nonlocal has_begun
+            has_begun = True
+            allow(0)
 
         for number, piece in enumerate(incoming):
             self.stage(("arrived", other), [self.receive(piece, other, tag)], partial(receive, number))
         self.num_unsent += len(unsent)
-        self._unbegun.append(lambda: send_next(PIECES_AHEAD if incoming else len(unsent)))
+        self._unbegun.append(begin)
 
     def pieces_of(self, flat: Array) -> list[slice]:
         """Cuts of a vector, the same on all ranks."""

@@ -54,7 +54,21 @@ def ab(tmp_path):
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def start(*options, seeds=2):
-        words = [sys.executable, "-m", "hvdlite", "ab", "--arms", "none,int8", "--no-baselines", "--seeds", str(seeds), "-np", "2", "--output", "out", *options]
+        words = [
+            sys.executable,
+            "-m",
+            "hvdlite",
+            "ab",
+            *(() if "--arms" in options else ("--arms", "none,int8")),
+            "--no-baselines",
+            "--seeds",
+            str(seeds),
+            "-np",
+            "2",
+            "--output",
+            "out",
+            *options,
+        ]
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [*words, "--", "python", "train.py", "{seed}"]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -156,6 +170,41 @@ def test_a_script_that_reports_nothing_and_the_regex(ab, tmp_path):
     assert all(run["metric"] < 1 and run["step_ms"] > 0 and run["steps"] == 40 for run in answer["runs"])
 
 
+def test_one_exact_run_with_candidates_beside_it_that_ends_after_some_minutes(ab, tmp_path):
+    (tmp_path / "slow").touch()
+    code, out, err = ended(ab("--mode", "shadow", "--minutes", "0.02", "--arms", "none,topk:density=0.1,fp16", seeds=1))
+    assert code == 0, err
+    assert out.index("fp16") < out.index("topk:density=0.1"), "the nearest first"
+    answer = json.loads((tmp_path / "out" / "ab.json").read_text())
+    (run,) = answer["runs"]
+    assert run["arm"] == "none"
+    assert 4 <= run["steps"] < 40, "ended by --minutes"
+    assert [played["arm"] for played in answer["ranking"]] == ["fp16", "topk:density=0.1"]
+    assert 0 < answer["ranking"][0]["vnmse"] < 1e-5 < answer["ranking"][1]["vnmse"]
+    curves = {(curve["arm"], curve["metric"]): curve for curve in answer["fidelity"]}
+    assert curves["fp16", "vNMSE"]["steps"] == list(range(1, run["steps"] + 1))
+    assert curves["topk:density=0.1", "residual over gradient"]["values"][-1] > 0
+    none, topk, fp16 = (arm["wire_bytes_per_step"] for arm in answer["arms"])
+    assert none == 64 * 64 * 4
+    assert topk < fp16 < none
+    assert answer["warnings"] == []
+
+
+def test_arms_that_part_at_a_step(ab, tmp_path):
+    code, out, err = ended(ab("--mode", "fork", "--fork-at", "25", seeds=1))
+    assert code == 0, err
+    assert "weights at the fork: not known" in out, "the script has no optimizer of ours"
+    answer = json.loads((tmp_path / "out" / "ab.json").read_text())
+    none, int8 = (arm["wire_bytes_per_step"] for arm in answer["arms"])
+    assert 2 * int8 < none == 64 * 64 * 4, "counted from the fork on"
+    losses = {
+        path.parent.name: [json.loads(line)["values"]["loss"] for line in path.read_text().splitlines() if "values" in line]
+        for path in tmp_path.glob("out/runs/*/report.jsonl")
+    }
+    same = [a == b for a, b in zip(losses["seed0.none"], losses["seed0.int8"], strict=True)]
+    assert same == [True] * 25 + [False] * 15
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -169,6 +218,13 @@ def test_a_script_that_reports_nothing_and_the_regex(ab, tmp_path):
         (["--arms", "int8", "-np", "2", "--until", "loss", "train.py"], "--until 'loss' cannot be read"),
         (["--arms", "int8", "-np", "2", "--metric-regex", "loss", "train.py"], "has 0 groups; one is expected"),
         (["--compare", "a.json", "b.json"], "cannot be read"),
+        (["--arms", "int8", "-np", "2", "--hosts", "2", "train.py"], "--hosts 2 stands alone"),
+        (["--arms", "int8", "-np", "2", "--link", "1gbit", "--hosts", "3", "train.py"], "3 hosts for 2 ranks"),
+        (["--arms", "int8", "-np", "2", "--link", "1gbps", "train.py"], "link '1gbps' cannot be read"),
+        (["--arms", "int8", "-np", "2", "--mode", "fork", "train.py"], "--fork-at is missing"),
+        (["--arms", "int8", "-np", "2", "--mode", "fork", "--fork-at", "9", "--steps", "9", "train.py"], "--steps 9 ends each run before the fork"),
+        (["--arms", "int8", "-np", "2", "--shadow-every", "2", "train.py"], "--shadow-every 2 means nothing in --mode full"),
+        (["--arms", "int8,fp16", "-np", "2", "--no-baselines", "--mode", "shadow", "train.py"], "none is not among the arms"),
         (["--report", "a.json"], "cannot be read"),
         (["--tensorboard", ".", "--arms", "int8", "-np", "2", "train.py"], "--tensorboard '.' is not empty"),
     ],

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hvdlite.abtest.statistics import block_ratio, block_times, diverged, first_reached, holm, interval, median_time, pairs_needed, sign_flip
+from hvdlite.abtest.statistics import block_ratio, block_times, diverged, first_reached, grows, holm, interval, median_time, pairs_needed, sign_flip
 
 pytest.importorskip("scipy")
 
@@ -89,3 +89,23 @@ def test_divergence():
     assert not diverged([0.5, 0.31, 0.3, 0.32], baseline, higher_is_better=False)
     assert not diverged([0.5, 2.0, 3.0, 4.0], baseline, higher_is_better=True)
     assert not diverged([], baseline, higher_is_better=False)
+
+
+def noise(rng, count, memory=0.6):
+    """Values that remember the last one, as residuals do."""
+    found = [rng.normal()]
+    for _ in range(count - 1):
+        found.append(memory * found[-1] + rng.normal())
+    return np.array(found)
+
+
+def test_a_residual_that_grows_is_told_from_one_that_has_filled_up():
+    rng, steps = np.random.default_rng(0), 1 + 20 * np.arange(40)
+    assert all(grows(steps, (0.5 + steps / 200) * np.exp(0.1 * noise(rng, 40))) for _ in range(50))
+    filled = [grows(steps, 3 * (1 - np.exp(-steps / 50)) * np.exp(0.1 * noise(rng, 40))) for _ in range(400)]
+    assert np.mean(filled) <= 0.05
+    assert not grows(steps, np.linspace(3, 1, 40))
+    assert not grows(steps, np.zeros(40))
+    assert not grows(steps, np.ones(40))
+    assert not grows([1, 21, 41], [1.0, 10.0, 100.0]), "too few to tell"
+    assert not grows([], [])

@@ -114,3 +114,21 @@ def test_the_default_margin_is_a_rule():
     assert default_margin(np.array([90.0, 90.0, np.nan])) == pytest.approx(0.45)
     assert default_margin(np.array([80.0, 100.0])) == pytest.approx(np.std([80, 100], ddof=1))
     assert default_margin(np.array([np.nan])) == 0
+
+
+def test_an_arm_with_a_bias_added_to_its_gradients_is_called_worse():
+    """Gradient descent on a noisy quadratic: the arms of a seed start alike and draw the same noise."""
+
+    def final_loss(seed, bias):
+        rng = np.random.default_rng(seed)
+        weights = rng.normal(size=50)
+        for _ in range(60):
+            weights -= 0.2 * (weights + 0.3 * rng.normal(size=50) + bias)
+        return float(np.mean(weights**2))
+
+    baseline = np.array([final_loss(seed, 0.0) for seed in range(8)])
+    arms = {name: np.array([final_loss(seed, bias) for seed in range(8)]) for name, bias in (("biased", 0.2), ("same", 0.0))}
+    pairs = {name: Pairs(values, baseline, np.ones(8) * np.linspace(1, 1.1, 8), np.linspace(1, 1.1, 8)) for name, values in arms.items()}
+    found = judge(pairs, higher_is_better=False, margin=default_margin(baseline))
+    assert (found["biased"].harm, found["biased"].speed) == ("worse", "unclear")
+    assert (found["same"].harm, found["same"].speed) == ("not worse", "unclear")

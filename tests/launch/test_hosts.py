@@ -1,6 +1,7 @@
 """Hosts on shaped links: what runs on them, what the kernel counts there, and that nothing stays behind."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdlite import compression
 from hvdlite.errors import LaunchError, SettingError
 from hvdlite.launch.hosts import Hosts, why_not
 from hvdlite.launch.plan import shares
@@ -66,6 +68,17 @@ def test_ranks_run_on_their_hosts_where_the_launcher_was(possible, tmp_path):
     (tmp_path / "where.py").write_text(script)
     out, err = start(tmp_path, "-np", "3", "--link", "1gbit", "--link-hosts", "2", "where.py").communicate(timeout=60)
     assert sorted(out.splitlines()) == [f"0 hvdhost0 2 {tmp_path}", f"1 hvdhost0 2 {tmp_path}", f"2 hvdhost1 1 {tmp_path}"], err
+
+
+def test_the_kernel_counts_what_hvdlite_counts(possible, tmp_path):
+    """For every compressor; headers, acknowledgements and negotiation are in the 3 %."""
+    worker = [str(ROOT / "benchmarks" / "wire_bytes_worker.py"), "-", "3", "1024", "4", *compression.names()]
+    out, err = start(tmp_path, "-np", "2", "--link", "1gbit", "--bucket-bytes", str(1 << 30), *worker).communicate(timeout=90)
+    found = json.loads(out or pytest.fail(err))
+    assert found.keys() == set(compression.names())
+    for name, ranks in found.items():
+        for rank in ranks:
+            assert rank["wire_bytes"] < rank["kernel"] < 1.03 * rank["wire_bytes"], (name, rank)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.transports._messages import Scratch, SendQueue
+from hvdlite.transports._messages import PIECE_BYTES, PIECES_AHEAD, Messages, Scratch, SendQueue, exchange
 
 
 @dataclass(eq=False)
@@ -55,3 +55,41 @@ def test_memory_that_is_too_small_is_given_up():
         scratch.begin(num_bytes)
         assert scratch.take(np.empty(num_bytes, np.uint8)).size == num_bytes
     assert [b.size for b in scratch._buffers] == [400]
+
+
+class Wire:
+    """Stands in for a communicator of two ranks, and for MPI: notes what is sent, and delivers everything or nothing."""
+
+    rank, size, BYTE = 0, 2, "byte"
+
+    def __init__(self):
+        self.sent, self.delivers, self.Request = [], False, self
+
+    def Isend(self, buffer, other, tag):
+        self.sent.append(int(buffer[0][0]))
+        return True
+
+    def Irecv(self, buffer, other, tag):
+        return None
+
+    def Testall(self, requests):
+        return all(request or self.delivers for request in requests)
+
+
+def test_no_piece_overtakes_those_of_an_earlier_request_even_if_the_other_rank_is_ahead():
+    wire, queue = Wire(), SendQueue()
+
+    def started(number):
+        messages = Messages(wire, wire, False, queue, (0, number), lambda: None, lambda speed: None)
+        exchange(messages, Scratch(), [(np.full(6 * PIECE_BYTES, number, np.uint8),)] * 2)
+        messages.begin()
+        return messages
+
+    first, second = started(1), started(2)
+    assert wire.sent == [1] * PIECES_AHEAD
+    wire.delivers = True  # the other rank has sent both
+    assert not second.done(), "it has the other rank's part, and has sent nothing"
+    assert wire.sent == [1] * PIECES_AHEAD
+    while not (first.done() and second.done()):
+        assert len(wire.sent) <= 12
+    assert wire.sent == [1] * 6 + [2] * 6
