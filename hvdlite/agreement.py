@@ -109,7 +109,7 @@ class WeightsWatch:
         self._step = 0
         self._has_found = False
 
-    def look(self, named: Callable[[], Iterable[tuple[str, Array]]], process_set: ProcessSet | None = None) -> None:
+    def look(self, named: Callable[[], Iterable[tuple[str, Array]]], process_set: ProcessSet = global_process_set) -> None:
         """Every rank calls it before each exchange of an optimizer, with its contiguous weights."""
         here, step = world(), self._step
         self._step += 1
