@@ -15,10 +15,10 @@ __all__ = ["INTERFACE", "Hosts", "why_not"]
 
 
 class Hosts(hvdlite.launch.hosts.Hosts):
-    """``count`` hosts with links of ``rate`` (1gbit, 100mbit), for the length of a with block."""
+    """``count`` hosts with links of ``rate`` (1gbit, 100mbit; none: not shaped), for the length of a with block."""
 
     def __init__(self, count: int, rate: str):
-        super().__init__(count, parse_link(rate))
+        super().__init__(count, None if rate == "none" else parse_link(rate))
 
     def __enter__(self) -> Hosts:
         super().__enter__()

@@ -13,9 +13,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..arrays import Array, nbytes, ops
+
+if TYPE_CHECKING:
+    from ._two_sided import Codec
 
 MIN_COMPRESSED_ELEMENTS = 1024
 """Smaller tensors cost more in messages than they save in bytes; they travel dense, fused in one bucket."""
@@ -229,6 +232,12 @@ class Compressor(ABC):
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise :class:`hvdlite.errors.CompressionError` when these options make no sense for a model of these shapes."""
+
+    @property
+    def rounding(self) -> Codec | None:
+        """How an entry is written, where to write it shorter is all that the compressor does; None elsewhere. Such payloads can be combined in other
+        ways than by their mean."""
+        return None
 
     def state_dict(self) -> dict[str, dict[str, Array]]:
         """Everything that must survive a restart: parameter name -> quantity -> array."""

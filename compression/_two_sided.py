@@ -150,7 +150,7 @@ def _shared_out(bucket: Bucket, codec: Codec, op: Op, factor: float) -> Exchange
     places = [[slice(min(r * share + c.start, n), min(r * share + c.stop, n)) for r in range(ranks)] for c in cuts]
     parts, under_way = [], []
     for cut, place in zip(cuts, places, strict=True):
-        parts.append([codec.encode(_padded(flat[p], cut.stop - cut.start)) for p in place])
+        parts.append([codec.encode(padded(flat[p], cut.stop - cut.start)) for p in place])
         under_way.append((yield Start(AllToAll(parts[-1]))))
     sent, results = [], []
     for cut, place, part, token in zip(cuts, places, parts, under_way, strict=True):
@@ -172,7 +172,7 @@ def _swapped(bucket: Bucket, codec: Codec, op: Op, factor: float) -> Exchange:
     pieces = _pieces(flat.shape[0], codec, (yield PieceBytes()))
     own, under_way = [], []
     for p in pieces:
-        own.append(codec.encode(_padded(flat[p], chunk_elements(p.stop - p.start, 1, codec.block))))
+        own.append(codec.encode(padded(flat[p], chunk_elements(p.stop - p.start, 1, codec.block))))
         under_way.append((yield Start(AllGather(own[-1]))))
     for p, token in zip(pieces, under_way, strict=True):  # only now: the result may go where the bucket lies
         _combine((yield Finish(token)), codec, op, factor, total[p])
@@ -266,7 +266,8 @@ def two_sided_bytes(codec: Codec, num_elements: int, num_ranks: int) -> int:
     return 2 * (num_ranks - 1) * codec.payload_bytes(chunk_elements(num_elements, num_ranks, codec.block))
 
 
-def _padded(chunk: Array, length: int) -> Array:
+def padded(chunk: Array, length: int) -> Array:
+    """The chunk with zeros behind it, so many entries long."""
     missing = length - chunk.shape[0]
     if not missing:
         return chunk

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ._contract import Bucket, Compressor, Exchange
-from ._two_sided import Cast, two_sided, two_sided_bytes
+from ._two_sided import Cast, Codec, two_sided, two_sided_bytes
 
 
 @dataclass
@@ -34,3 +34,8 @@ class BF16(Compressor):
     def accepts(self, shape: Sequence[int]) -> bool:
         """Every tensor: rounding hurts none."""
         return True
+
+    @property
+    def rounding(self) -> Codec:
+        """Rounding is all."""
+        return Cast("bfloat16")

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from ..arrays import SET, Array, How, bits, loops, ops, put
 from ._contract import Bucket, Compressor, Exchange
-from ._two_sided import two_sided, two_sided_bytes
+from ._two_sided import Codec, two_sided, two_sided_bytes
 
 _TOP = 14  # a chunk's largest entry is brought to [2**14, 2**15]: float16 ends at 65504
 _EXPONENT, _HALF_STEP = 0x7F800000, 0x1000  # of a float32: its exponent, and half of the last bit that float16 keeps
@@ -88,3 +88,8 @@ class FP16(Compressor):
     def accepts(self, shape: Sequence[int]) -> bool:
         """Every tensor: rounding hurts none."""
         return True
+
+    @property
+    def rounding(self) -> Codec:
+        """Rounding is all."""
+        return _ScaledHalf()

@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 
 from .arrays import Array
-from .collectives import allgather_object
+from .collectives import objects_by_rank as objects_by_rank
 from .compression import Compressor
 from .errors import SettingError
 from .process_sets import ProcessSet, global_process_set
@@ -48,9 +48,11 @@ def override(compression: object, resolved: Compressor | None) -> object:
     return named
 
 
-def first_difference(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], process_set: ProcessSet = global_process_set) -> str | None:
-    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank of the set; None if all are."""
-    ranks = process_set.ranks or range(len(everyone))
+def first_difference(
+    everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], process_set: ProcessSet = global_process_set, ranks: Sequence[int] = ()
+) -> str | None:
+    """In words, the first parameter ``(name, shape, dtype)`` that is not the same on every rank; None if all are. ``ranks``: whose, if not all of the set."""
+    ranks = ranks or process_set.ranks or range(len(everyone))
     for rank, theirs in zip(ranks, everyone, strict=True):
         for ours, other in zip_longest(everyone[0], theirs, fillvalue=("nothing", (), "")):
             if ours[0] != other[0]:
@@ -78,7 +80,8 @@ def check_start(named: Iterable[tuple[str, Array]], remedy: str, *, is_first: bo
     names, digests = _digests(named)
     if is_first:
         world().reports.write_weights(_total(digests))
-    everyone, ranks = allgather_object(digests, process_set=process_set), world().channel(process_set).members.ranks
+    gathered = objects_by_rank(digests, process_set=process_set)
+    everyone, ranks = list(gathered.values()), list(gathered)
     differing = [name for i, name in enumerate(names) if len({theirs[i] for theirs in everyone if i < len(theirs)}) > 1]
     if not differing:
         return
@@ -121,7 +124,8 @@ class WeightsWatch:
         if begins:
             here.reports.write_fork(_total(digests))
         if is_due and here.settings.check_parameters != "off" and not self._has_found:
-            self._compare(step, names, allgather_object(digests, process_set=process_set), here.channel(process_set).members.ranks)
+            gathered = objects_by_rank(digests, process_set=process_set)
+            self._compare(step, names, list(gathered.values()), list(gathered))
 
     def _compare(self, step: int, names: Sequence[str], everyone: Sequence[Sequence[bytes]], ranks: Sequence[int]) -> None:
         differing = [name for name, theirs in zip(names, zip(*everyone, strict=True), strict=True) if len(set(theirs)) > 1]

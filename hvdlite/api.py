@@ -22,6 +22,7 @@ from .collectives import (
     grouped_allgather_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
     reducescatter,
     reducescatter_async,
 )
@@ -40,7 +41,7 @@ from .errors import (
     WorldSizeError,
 )
 from .launch.function import run
-from .operations import Average, Max, Min, Product, ReduceOp, Sum
+from .operations import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from .process_sets import ProcessSet, add_process_set, get_process_set_ids_and_ranks, global_process_set, init, remove_process_set
 from .reporting import report
 from .submissions import Handle
@@ -61,6 +62,7 @@ from .world import (
 )
 
 __all__ = [
+    "Adasum",
     "Array",
     "Average",
     "CompressionError",
@@ -114,6 +116,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "metrics",

@@ -22,12 +22,13 @@ import numpy as np
 from .arrays import Array, numpy_dtype, ops
 from .compression import Compressor
 from .errors import HorovodInternalError
-from .operations import AllReduceOperation, Average, BroadcastOperation, Carrier, Max, ReduceOp, Sum
+from .operations import Adasum, AllGatherOperation, AllReduceOperation, Average, Carrier, Max, ReduceOp, Sum
 from .orders import UseSlots
 from .residuals import ResidualWatch
 from .settings import env_name
 from .shadow import Shadow
 from .submissions import Handle
+from .telemetry.steps import StepTimes
 from .tuning import BUCKET_BYTES, DEFAULT_BUCKET_BYTES, SLOTS, Candidate, Decision, Tuner, candidates
 from .world import World
 
@@ -128,15 +129,15 @@ class GradientBuckets:
         self.compressor, self._op, self._prescale, self._postscale = compressor, op, prescale, postscale
         self._lock = threading.Lock()
         self._observed: list[str] | None = []  # the order of readiness in the first step; None once it is used
-        if compressor is not None and not compressor.any_dtype and self._transport.num_carriers:
+        if compressor is not None and not compressor.any_dtype and self._transport.num_carriers and op is not Adasum:
             parameters = _shared_out(parameters, compressor, self._transport.num_carriers)
         self._parameters = {p.name: p for p in reversed(parameters)}
         self._in_use = Candidate(world.settings.bucket_bytes or DEFAULT_BUCKET_BYTES, world.settings.slots_in_use or world.settings.slots)
         self._tuner: Tuner | None = None
+        self._num_steps, self._wants_tuner = 0, True
+        self._num_joins = self._channel.num_joins  # when it was last made sure that ranks lie alike
         self._shadow = Shadow.beside(world, self._channel, name, compressor, op)
         self._residuals = ResidualWatch(world, name)
-        self._num_steps = 0
-        self._has_stepped = False
         self._step_began: float | None = None  # None: unknown, or of no interest
         self._memory = self._transport.allocate(sum(_padded(p.nbytes) for p in parameters), "uint8")
         self._lay_out()
@@ -165,13 +166,37 @@ class GradientBuckets:
         self._observed = None
         self._reorder(order)
 
+    def rejoin(self) -> bool:
+        """Before a step's first gradient. Where ranks have joined since the last one, all that step now follow the one that has taken the most steps;
+        whether this was so: then views may have changed."""
+        if self._num_joins == self._channel.num_joins:
+            return False
+        self._num_joins = self._channel.num_joins
+        names = sorted(self._parameters)
+        place = {name: i for i, name in enumerate(names)}
+        wants_tuner = self._wants_tuner or self._tuner is not None
+        how = [self._observed is None, wants_tuner, self._in_use.bucket_bytes]
+        mine = [self._num_steps, -self._topology.rank, *how, *(place[name] for name in self._parameters)]
+        gathered, _ = self._channel.submit(AllGatherOperation(f"{self._name}.rejoin", np.array([mine], np.int64), self._topology.size)).wait()
+        everyone: list[list[int]] = gathered.tolist()
+        if all(theirs[:1] + theirs[2:] == mine[:1] + mine[2:] for theirs in everyone):
+            return True
+        self._num_steps, _, is_ordered, self._wants_tuner, bucket_bytes, *permutation = max(everyone)  # type: ignore[assignment]
+        self._observed = None if is_ordered else []
+        self._tuner = None
+        self._in_use = replace(self._in_use, bucket_bytes=bucket_bytes)
+        self._lay_out_anew([names[i] for i in permutation])
+        return True
+
     def hand_over(self, name: str, gradient: Array) -> None:
         """Copy a gradient into its view, and mark it ready."""
+        self._rejoin_at_beginning()
         view = self.view(name)
         self.mark_ready(name, ops(view).copy_checked(gradient, view))
 
     def mark_ready(self, name: str, finite: bool | None = None) -> None:
         """The gradient of ``name`` lies in its view; a bucket that is full now goes out. ``finite``: whether it is, when somebody has looked."""
+        self._rejoin_at_beginning()
         with self._lock:
             bucket = self._bucket_of[name]
             bucket.ready.add(name)
@@ -179,7 +204,10 @@ class GradientBuckets:
             if self._observed is not None:
                 self._observed.append(name)
             full = len(bucket.ready) == len(bucket.plan.parameters)
-        if full:
+        times = self._world.step_times
+        if times is not None:
+            times.ready(self, name)
+        if full and not (times is not None and times.holds_back(self)):
             self._submit(bucket)
 
     def finish(self) -> frozenset[str]:
@@ -190,6 +218,9 @@ class GradientBuckets:
         Raises:
             HorovodInternalError: the first failure, after all buckets came to an end; the next step starts afresh.
         """
+        self._rejoin_at_beginning()
+        if self._world.step_times is not None:
+            self._computed(self._world.step_times)
         for bucket in self._buckets:
             if bucket.handle is None:
                 for name in bucket.missing:
@@ -197,11 +228,13 @@ class GradientBuckets:
                 self._submit(bucket)
         absent: frozenset[str] = frozenset()
         failures: list[HorovodInternalError] = []
+        all_here = True
         with self._world.metrics.exposed():
             for bucket in self._buckets:
                 assert bucket.handle is not None
                 try:
                     absent |= bucket.handle.wait()
+                    all_here &= bucket.handle.num_ranks == self._topology.size
                 except HorovodInternalError as failure:
                     failures.append(failure)
         for bucket in self._buckets:
@@ -222,8 +255,26 @@ class GradientBuckets:
             self._observed = None
         if self._num_steps == self._world.settings.compress_after_steps and self.compressor is not None:
             self._lay_out_anew(list(self._parameters))
-        self._measure()
+        self._measure(all_here=all_here)
+        if self._world.step_times is not None:
+            self._world.step_times.ended(self, self._about())
         return absent
+
+    def _computed(self, times: StepTimes) -> None:
+        """The backward pass has ended."""
+        times.computed(self)
+        if times.wants_gradients(self):
+            times.keep_gradients([self.view(name) for name in self._parameters])
+
+    def _about(self) -> dict[str, Any]:
+        """What a forecast must know of the gradients: the parameters in the order in which they lie, and where they travel."""
+        parameters = [(p.name, p.shape, p.dtype, p.group) for p in self._parameters.values()]
+        topology = self._world.topology
+        return {"parameters": parameters, "size": topology.size, "local_size": topology.local_size, "bucket_bytes": self._in_use.bucket_bytes}
+
+    def _rejoin_at_beginning(self) -> None:
+        if self._num_joins != self._channel.num_joins and not any(b.ready or b.handle for b in self._buckets):
+            self.rejoin()
 
     @property
     def _active(self) -> Compressor | None:
@@ -280,13 +331,13 @@ class GradientBuckets:
         return plan(list(self._parameters.values()), self.compressor, bucket_bytes)
 
     def _adopt_order(self, observed: Iterable[str]) -> None:
-        """Lay out anew in rank 0's order; what never became ready there keeps its place at the end."""
+        """Lay out anew in the order of the first rank that takes part; what never became ready there keeps its place at the end."""
         names = list(self._parameters)
         place = {name: i for i, name in enumerate(names)}
         order = list(dict.fromkeys([*observed, *names]))
         permutation = np.array([place[name] for name in order], np.int64)
-        self._channel.submit(BroadcastOperation(f"{self._name}.order", [permutation], 0)).wait()
-        self._reorder([names[i] for i in permutation])
+        everyones, _ = self._channel.submit(AllGatherOperation(f"{self._name}.order", permutation, self._topology.size)).wait()
+        self._reorder([names[i] for i in everyones[: len(names)]])
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Lie in this order."""
@@ -303,13 +354,16 @@ class GradientBuckets:
 
     # --- what is chosen by measurement; every rank comes here after the same steps ---
 
-    def _measure(self) -> None:
-        """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it."""
+    def _measure(self, *, all_here: bool) -> None:
+        """A step has ended well: tell the tuner what it took, from the end of the last one on, and follow it. Without some ranks, nothing is tried."""
         self._world.metrics.stepped()
         if self._active is None and self.compressor is not None:
             return
-        if not self._has_stepped:
-            self._has_stepped = True
+        if not all_here:
+            self._wants_tuner |= self._tuner is not None
+            self._tuner = None
+        elif self._wants_tuner:
+            self._wants_tuner = False
             self._tuner = self._make_tuner()
         elif self._tuner is not None and self._tuner.step(None if self._step_began is None else perf_counter() - self._step_began):
             self._follow(self._tuner)
@@ -331,10 +385,11 @@ class GradientBuckets:
     def _may_deal_anew(self) -> bool:
         """Whether gradients are the same, bit for bit, in whatever buckets they travel: they must not depend on the time something took.
 
-        Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order.
+        Two ranks add up in one way only, and so does the memory of one machine. MPI adds up messages of other sizes in another order, and Adasum adds
+        up its products over other shares.
         """
         in_order = self._topology.size == 2 or (self._transport.holds(self._memory) and not self._transport.num_carriers)
-        return in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
+        return self._op is not Adasum and in_order and not (self.compressor is not None and self.compressor.depends_on_bucket)
 
     def _follow(self, tuner: Tuner) -> None:
         if tuner.is_through:
@@ -342,8 +397,9 @@ class GradientBuckets:
             self._channel.submit(AllReduceOperation(f"{self._name}.step_seconds", [seconds], Max, topology.size, topology.rank)).wait()
             tuner.conclude(seconds.tolist())
         before, self._in_use = self._in_use, tuner.current
-        if self._in_use.num_slots != before.num_slots:
-            self._ask_for_slots(self._in_use.num_slots)
+        if self._in_use.num_slots != before.num_slots and not self._ask_for_slots(self._in_use.num_slots):  # a rank has joined meanwhile
+            self._in_use, self._tuner, self._wants_tuner = before, None, True
+            return
         if self._in_use.bucket_bytes != before.bucket_bytes:
             self._lay_out_anew(list(self._parameters))
         if tuner.decision is not None:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError, ProcessSetError
-from .members import Members
+from .attendance import Attendance
+from .errors import DuplicateNameError, EngineError, HorovodInternalError, PeerLeftError, ProcessSetError, SettingError, UnsupportedError
+from .members import Members, listed
 from .negotiation import Agreement, Negotiator, Vote
 from .orders import Order, UseSlots
 from .running import Running
@@ -27,6 +28,7 @@ from .telemetry.metrics import Metrics
 from .telemetry.timeline import Timeline
 from .transports import CONTROL, Transport
 
+_WITH_JOIN_IN_HOROVOD = ("allreduce", "barrier")
 _ROUNDS_TO_AGREE = 4
 """In so many rounds all is settled that ranks can agree on: one that some began early, two to announce and compare what is new, and one more."""
 
@@ -66,6 +68,9 @@ class Channel:
         self._use_slots(settings.slots_in_use or settings.slots)
         self._wide = False  # as agreed last
         self._num_dealt = 0
+        self._attendance = Attendance(transport)
+        self._held: deque[Any] = deque()  # agreed by those present, before they have a transport
+        self._join: Handle | None = None
         self._leave = self._agree_first = self._is_closed = False
         self._in_vain = 0  # rounds in succession that settled nothing
         self.on_departure: Callable[[frozenset[int]], None] | None = None
@@ -107,6 +112,8 @@ class Channel:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
+            if self._join is not None:
+                raise self._has_joined(repr(submission.name))
             if submission.name in self._in_flight:
                 raise DuplicateNameError(
                     f"{submission.name!r}{self.members.where} is still being processed on rank {self.rank}; names in flight are unique; "
@@ -120,6 +127,37 @@ class Channel:
         elif not self._common.wake.is_set():
             self._common.wake.set()
         return submission.handle
+
+    def join(self) -> Handle:
+        """Take no part any more, until all ranks do so. The handle gives the last rank to join.
+
+        What this rank has submitted before is done first. Ranks that go on go on among themselves.
+
+        Raises:
+            SettingError: this rank has joined already.
+        """
+        handle = Handle("join")
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._join is not None:
+                raise self._has_joined("join()")
+            if self.topology.size > 1:
+                self._join = handle
+        if self._join is None:
+            handle.deliver(self.rank, 1)
+        self._common.wake.set()
+        return handle
+
+    @property
+    def num_joins(self) -> int:
+        """How often all ranks have joined, and begun anew."""
+        return self._attendance.num_joins
+
+    def _has_joined(self, what: str) -> SettingError:
+        return SettingError(
+            f"{what} on rank {self.rank}, which has called hvd.join(); it takes part in nothing until all ranks have; wait for join() to return"
+        )
 
     def refuse(self, reason: Exception) -> None:
         """Take nothing any more, unless there is a reason for that already."""
@@ -150,7 +188,7 @@ class Channel:
             running.step()
         if timeline:
             timeline.end(self._label(submission))
-        submission.handle.deliver(running.result)
+        submission.handle.deliver(running.result, 1)
 
     # --- the communication thread ---
 
@@ -162,11 +200,12 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to be done before somebody submits something."""
-        return not (self._inbox or self._round or self._negotiator.has_business or (self._leave and not self.has_ended) or self._is_busy)
+        has_business = self._negotiator.has_business or self._join is not None
+        return not (self._inbox or self._round or has_business or (self._leave and not self.has_ended) or self._is_busy)
 
     @property
     def _is_busy(self) -> bool:
-        return any(self._active) or any(self._lanes)
+        return any(self._active) or any(self._lanes) or bool(self._held)
 
     def look(self) -> bool:
         """Take what was submitted, and let what is under way progress; whether anything moved."""
@@ -186,6 +225,7 @@ class Channel:
     def close(self) -> None:
         """After :meth:`end`, with every other rank: free what the transport has taken."""
         self._is_closed = True  # this round of looks may still come here
+        self._attendance.close()
         self.transport.close()
 
     def _take(self) -> bool:
@@ -209,6 +249,8 @@ class Channel:
         if self._leave and self._round is None and not self._negotiator.leaving and not self._is_busy and not self._may_agree:
             self._fail(self._negotiator.pending, self._too_early())
             self._negotiator.leave()
+        if self._join is not None and self._round is None and not (self._negotiator.joined or self._negotiator.has_business or self._inbox or self._is_busy):
+            self._negotiator.join()
         if self._round is None:
             if not self._negotiator.has_business or time.monotonic() < self._next_round_at:
                 return False
@@ -226,9 +268,16 @@ class Channel:
 
     def _settle(self, agreement: Agreement) -> None:
         for name, error in agreement.failed:
-            self._fail([name], error)
+            if name in self._in_flight:  # one that has joined has no part in it
+                self._fail([name], error)
         self._wide = agreement.wide
-        self._schedule(agreement.ready)
+        if agreement.last_to_join is not None:
+            self._begin_anew(agreement.last_to_join)
+        else:
+            if agreement.joined != self._attendance.joined:
+                self._attendance.without(agreement.joined)
+            if not self._negotiator.joined:
+                self._schedule(self._possible(agreement.ready))
         if agreement.leaving:
             self._part(agreement.leaving)
         elif agreement.settled_something:
@@ -237,6 +286,38 @@ class Channel:
             self._in_vain += 1
             self._round_delay = min(max(0.5e-3, 1.2 * self._round_delay), 10e-3)
             self._next_round_at = time.monotonic() + self._round_delay
+
+    def _begin_anew(self, last: int) -> None:
+        """All ranks have joined, and none has anything under way."""
+        self._attendance.begin_anew()
+        self._next_lane = self._num_dealt = 0
+        with self._lock:
+            handle, self._join = self._join, None
+        assert handle is not None
+        handle.deliver(self.members.ranks[last], self.topology.size)
+
+    def _possible(self, ready: list[tuple[str, Vote]]) -> list[tuple[str, Vote]]:
+        """Of what is agreed, what can be done without the ranks that have joined. The rest fails, on every rank."""
+        if self._attendance.is_whole:
+            return ready
+        found, joined = [], self._attendance.joined
+        for name, vote in ready:
+            operation = self._in_flight[name].operation
+            error = operation.why_not(joined, self.members)
+            if self._is_as_horovod and not isinstance(operation, UseSlots) and operation.kind not in _WITH_JOIN_IN_HOROVOD:
+                error = UnsupportedError(
+                    f"{name!r}: {operation.kind} while {listed(joined, self.members)} joined is not supported by Horovod, as which hvdlite runs here; "
+                    "an allreduce is expected; set HVDLITE_JOIN=active"
+                )
+            if error is None:
+                found.append((name, vote))
+            else:
+                self._fail([name], error)
+        return found
+
+    @property
+    def _is_as_horovod(self) -> bool:
+        return self._common.settings.join == "horovod"
 
     @property
     def _may_agree(self) -> bool:
@@ -262,6 +343,10 @@ class Channel:
                     self._refusal = error
             self._fail(self._negotiator.pending, error)
             self._negotiator.clear()
+            with self._lock:
+                join, self._join = self._join, None
+            if join is not None:
+                join.fail(error)
             if self.on_departure is not None:
                 self.on_departure(frozenset(self.members.ranks[r] for r in others))
 
@@ -298,14 +383,29 @@ class Channel:
             self._deal(group)
 
     def _deal(self, group: list[Submission]) -> None:
+        if self._attendance.has_changed:
+            self._held.append((group, self._wide))
+        else:
+            self._deal_to_lane(group, self._wide)
+
+    def _deal_held(self) -> bool:
+        """What those present have agreed on waits until nothing runs that all had agreed on: then they make a transport."""
+        if not self._held or any(self._active) or any(self._lanes):
+            return False
+        self._attendance.follow()
+        while self._held:
+            self._deal_to_lane(*self._held.popleft())
+        return True
+
+    def _deal_to_lane(self, group: list[Submission], wide: bool) -> None:
         operation = group[0].operation
-        if isinstance(operation, UseSlots) and self._slots_owner in (None, operation.name):
+        if isinstance(operation, UseSlots) and self._attendance.is_whole and self._slots_owner in (None, operation.name):
             self._slots_owner, operation.is_granted = operation.name, True
             self._use_slots(operation.num_slots)
         if isinstance(operation, Order):  # these run one after the other, in the same order on every rank
-            self._lanes[0].append((group, self._wide, self._num_dealt))
+            self._lanes[0].append((group, wide, self._num_dealt))
         else:
-            self._lanes[self._next_lane].append((group, self._wide, self._num_dealt))
+            self._lanes[self._next_lane].append((group, wide, self._num_dealt))
             self._next_lane = (self._next_lane + 1) % self._slots_in_use
         self._num_dealt += 1
 
@@ -314,10 +414,11 @@ class Channel:
         assert 0 < num_slots <= len(self._lanes)
         self._slots_in_use = num_slots
         self._next_lane = 0
-        self._common.metrics.slots = num_slots
+        if not self.members.set_id:
+            self._common.metrics.slots = num_slots
 
     def _advance(self) -> bool:
-        moved = False
+        moved = self._deal_held()
         for lane, running in enumerate(self._active):
             if running is None and self._lanes[lane]:
                 running = self._begin(lane, *self._lanes[lane].popleft())
@@ -331,14 +432,19 @@ class Channel:
         return moved
 
     def _begin(self, lane: int, group: list[Submission], wide: bool, turn: int) -> Running:
-        operation = group[0].operation
-        self.transport.prepare(lane, wide, turn)
-        self._common.last.write(operation.kind, group[0].name)
+        operation, transport = group[0].operation, self._attendance.transport
+        transport.prepare(lane, wide, turn)
+        for submission in group:
+            if self._attendance.runs_whole:
+                submission.operation.take_part(None)
+            else:
+                submission.operation.take_part(self._attendance.in_use, counts_all=self._is_as_horovod)
+        self._common.last.write(operation.kind, self._label(group[0]))
         if timeline := self._common.timeline:
             for submission in group:
                 timeline.run(submission.operation.kind, self._label(submission))
         program = operation.fused([s.operation for s in group]) if len(group) > 1 else operation.program(group[0].vote)
-        return Running(program, self.transport, lane, self._common.metrics, group)
+        return Running(program, transport, lane, self._common.metrics, group)
 
     def _complete(self, running: Running) -> None:
         results = running.result if len(running.submissions) > 1 else [running.result]
@@ -348,7 +454,7 @@ class Channel:
             for submission in running.submissions:
                 del self._in_flight[submission.name]
         for submission, result in zip(running.submissions, results, strict=True):
-            submission.handle.deliver(result)
+            submission.handle.deliver(result, len(self._attendance.in_use))
 
     def _ended(self, submissions: Sequence[Submission]) -> None:
         """What these did last is over."""
@@ -357,14 +463,14 @@ class Channel:
                 timeline.end(self._label(submission))
 
     def _label(self, submission: Submission) -> str:
-        """What the timeline calls it: names are unique in a set only."""
+        """What the timeline and reports call it: names are unique in a set only."""
         return submission.name + self.members.where
 
     # --- trouble ---
 
     def _look_for_stalls(self) -> None:
         waiting = [(s.name, s.since) for s in self._in_flight.copy().values()]
-        error = self._watch.look(waiting)
+        error = self._watch.look(waiting, has_joined=self._negotiator.joined)
         if error is not None:
             raise error
 
@@ -381,5 +487,8 @@ class Channel:
             self._refusal = EngineError(str(error))
             self._refusal.__cause__ = cause
             waiting, self._in_flight = list(self._in_flight.values()), {}
+            join, self._join = self._join, None
         for submission in waiting:
             submission.handle.fail(error)
+        if join is not None:
+            join.fail(error)

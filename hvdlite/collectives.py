@@ -49,7 +49,7 @@ def allreduce_async(
     Args:
         arrays: one array, or a group that is only complete together; the same shapes and dtypes on every rank.
         name: identifies the call across ranks.
-        op: Average, Sum, Min, Max or Product. 16-bit floats are summed in float32.
+        op: Average, Sum, Adasum, Min, Max or Product. 16-bit floats are summed in float32.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         compression: a spec such as ``"fp16"``, or a compressor whose state lives as long as the object.
@@ -160,6 +160,20 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     world().channel(process_set).submit(BarrierOperation("barrier")).wait()
 
 
+def join() -> int:
+    """Say that this rank has no more data, and wait until all ranks have said so. Returns the last one to say it; then all begin anew.
+
+    Ranks that go on communicate among themselves: a mean is that of the ranks that take part, rows come from them and go to them alone.
+    """
+    channel = world().engine.channel
+    last: int = channel.join().wait()
+    if channel.topology.size > 1:  # those that went on have made more calls without a name
+        for theirs in allgather_object(channel.counters, "join.counters"):
+            for kind, number in theirs.items():
+                channel.counters[kind] = max(number, channel.counters.get(kind, 0))
+    return last
+
+
 def allreduce(
     array: Array, *, name: str | None = None, op: ReduceOp = Average, compression: str | Compressor | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
@@ -239,11 +253,18 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The ranks' objects, in the order of ranks."""
-    name = name or world().channel(process_set).auto_name("allgather_object")
+    """The ranks' objects, in the order of ranks; none of ranks that have joined."""
+    return list(objects_by_rank(obj, name, process_set).values())
+
+
+def objects_by_rank(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> dict[int, Any]:
+    """:func:`allgather_object`, with the rank of each: its number among all."""
+    channel = world().channel(process_set)
+    name = name or channel.auto_name("allgather_object")
     whole, lengths = allgather_async(np.frombuffer(pickle.dumps(obj), np.uint8).copy(), name=name, process_set=process_set).wait()
     ends = np.cumsum(lengths)
-    return [pickle.loads(whole[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+    parts = zip(channel.members.ranks, ends, lengths, strict=True)
+    return {rank: pickle.loads(whole[end - length : end].tobytes()) for rank, end, length in parts if length}
 
 
 def _number_of(root_rank: int, channel: Channel) -> int:

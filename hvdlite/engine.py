@@ -76,7 +76,7 @@ class Engine:
         pause = _Pause(settings.poll_min_us * 1e-6, settings.poll_max_us * 1e-6)
         make_prompt()
         try:
-            while not all(channel.has_ended for channel in self.sets.channels):
+            while not self.sets.have_ended:
                 moved = False
                 for channel in self.sets.channels:
                     moved |= channel.look()

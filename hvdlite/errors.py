@@ -11,10 +11,12 @@
     |- WorldSizeError (RuntimeError)          the launcher says several processes and MPI says one
     |- LaunchError (RuntimeError)             the launcher could not start the job
     |- ForkedError (RuntimeError)             a forked child tried to communicate
+    |- HostsUpdatedInterrupt (RuntimeError)   not a fault: an elastic job is about to get another number of ranks
     `- HorovodInternalError (RuntimeError)    a collective failed; the parent has Horovod's name, so scripts that catch it work
        |- MismatchError                       ranks disagree about a tensor
        |- DuplicateNameError (ValueError)     the name is already in flight on this rank
        |- PeerLeftError                       another rank finished or failed while this one waited
+       |- UnsupportedError (ValueError)        a collective cannot do what was asked; also a NotImplementedError, as in Horovod
        |- StalledError                        a rank has not answered for too long
        `- EngineError                         the communication thread itself failed
 
@@ -63,6 +65,14 @@ class ForkedError(HvdliteError, RuntimeError):
     """A forked child tried to use its parent's connection."""
 
 
+class HostsUpdatedInterrupt(HvdliteError, RuntimeError):
+    """The set of hosts of an elastic job has changed; ``hvd.elastic.run`` catches it. ``skip_sync``: no rank was added, so all have the state."""
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
 class HorovodInternalError(HvdliteError, RuntimeError):
     """A collective failed. Named as in Horovod."""
 
@@ -73,6 +83,10 @@ class MismatchError(HorovodInternalError):
 
 class DuplicateNameError(HorovodInternalError, ValueError):
     """A tensor of the same name is still being processed on this rank."""
+
+
+class UnsupportedError(HorovodInternalError, SettingError, NotImplementedError):
+    """A collective cannot do what was asked. A wrong argument; but Horovod's scripts expect a RuntimeError or NotImplementedError."""
 
 
 class PeerLeftError(HorovodInternalError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -22,3 +22,9 @@ class Members:
     def set_name(self) -> str:
         """``"process set 3"``."""
         return f"process set {self.set_id}"
+
+
+def listed(ranks: Collection[int], members: Members) -> str:
+    """``"rank 1 has"``, ``"ranks 1, 2 have"``: of a set's ranks, by the numbers that users know."""
+    shown = ", ".join(str(members.ranks[r]) for r in sorted(ranks))
+    return f"rank {shown} has" if len(ranks) == 1 else f"ranks {shown} have"

@@ -115,13 +115,17 @@ class Agreement:
     """``(name, what holds on every rank)``, in the order in which every rank runs them."""
     failed: list[tuple[str, HorovodInternalError]] = field(default_factory=list)
     leaving: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
+    """Ranks that leave what is agreed to the others, until all have joined."""
+    last_to_join: int | None = None
+    """When all have joined, which is over thereby."""
     wide: bool = False
     """Whether every rank's connection is wide."""
 
     @property
     def settled_something(self) -> bool:
         """Whether the round moved anything forward."""
-        return bool(self.ready or self.failed or self.leaving)
+        return bool(self.ready or self.failed or self.leaving or self.last_to_join is not None)
 
 
 class Negotiator:
@@ -131,7 +135,9 @@ class Negotiator:
         self.rank = rank
         self.num_ranks = num_ranks
         self._members = members or Members(range(num_ranks))
-        self.leaving = False
+        self.leaving = self.joined = False
+        self._has_told_joining = False
+        self._joined_before: frozenset[int] = frozenset()  # as agreed last
         self.wide = False
         """Whether this rank's connection is wide; told to the others in every round."""
         self._capacity = capacity
@@ -151,9 +157,15 @@ class Negotiator:
         self._pending.clear()
         self.leaving = True
 
+    def join(self) -> None:
+        """From the next round on, agree to all that the other ranks submit, and take no part in it. Nothing of this rank's own is pending."""
+        assert not self._pending
+        self.joined = True
+
     def clear(self) -> None:
-        """Forget what is pending: it will never be agreed."""
+        """Forget what is pending, or that this rank has joined: it will never be agreed."""
         self._pending.clear()
+        self.joined = False
 
     @property
     def pending(self) -> list[str]:
@@ -163,12 +175,14 @@ class Negotiator:
     @property
     def has_business(self) -> bool:
         """Whether this rank needs another round."""
-        return bool(self._pending) or self.leaving
+        return bool(self._pending) or self.leaving or self.joined
 
     def round(self) -> Generator[Request, Any, Agreement]:
         """One round. Every rank runs its rounds in the same number and order."""
         new = [s for s in self._pending.values() if s.name not in self._told and not self._is_known(s)]
-        answer = yield AllReduce(self._vector(bool(new)), "band")
+        joins_now = self.joined and not self._has_told_joining  # what some have announced may be complete without it
+        self._has_told_joining = self.joined
+        answer = yield AllReduce(self._vector(bool(new) or joins_now), "band")
         agreement = self._read(answer)
         if not int(answer[0]) & _NO_NEWS:  # some rank cleared the bit
             details = _ENCODER.encode([_Detail(s.signature, s.vote) for s in new])
@@ -181,18 +195,30 @@ class Negotiator:
                 )
             rows = yield AllGather((np.frombuffer(details, np.uint8).copy(),), sizes)
             self._learn([_decode_details(rank, raw.tobytes()) for rank, (raw,) in zip(self._members.ranks, rows, strict=True)], agreement)
+        self._count_joined(agreement)
         return agreement
 
-    # --- the vector: word 0 news (cleared) and width, then who is leaving (cleared), then a plane of bits each for ready and for every vote ---
+    def _count_joined(self, agreement: Agreement) -> None:
+        newly, self._joined_before = agreement.joined - self._joined_before, agreement.joined
+        if len(agreement.joined) == self.num_ranks:
+            agreement.last_to_join = max(newly)
+            self._joined_before = frozenset()
+            self.joined = self._has_told_joining = False
+
+    # --- the vector: word 0 news (cleared) and width, then who is leaving (cleared), then who has joined (cleared), then a plane of bits each for
+    # ready and for every vote. A rank that has joined sets them all ---
 
     def _vector(self, has_news: bool) -> Array:
-        leaving_words, slot_words = self._layout()
-        vector = np.zeros(1 + leaving_words + 3 * slot_words, np.uint64)
+        rank_words, slot_words = self._layout()
+        vector = np.zeros(1 + 2 * rank_words + 3 * slot_words, np.uint64)
         vector[0] = (0 if has_news else _NO_NEWS) | (_WIDE if self.wide else 0)
-        vector[1 : 1 + leaving_words] = _ALL
-        if self.leaving:
-            vector[1 + self.rank // _WORD] &= ~_bit(self.rank)
-        ready, finite, complete = vector[1 + leaving_words :].reshape(3, slot_words)
+        vector[1 : 1 + 2 * rank_words] = _ALL
+        for place, is_so in ((1, self.leaving), (1 + rank_words, self.joined)):
+            if is_so:
+                vector[place + self.rank // _WORD] &= ~_bit(self.rank)
+        ready, finite, complete = planes = vector[1 + 2 * rank_words :].reshape(3, slot_words)
+        if self.joined:
+            planes[...] = _ALL
         for submission in self._pending.values():
             if self._is_known(submission):
                 slot = self._known[submission.name][0]
@@ -202,14 +228,17 @@ class Negotiator:
         return vector
 
     def _read(self, vector: Array) -> Agreement:
-        leaving_words, slot_words = self._layout()
-        agreement = Agreement(leaving=frozenset(_set_bits(~vector[1 : 1 + leaving_words])), wide=bool(int(vector[0]) & _WIDE))
-        ready, finite, complete = vector[1 + leaving_words :].reshape(3, slot_words)
+        rank_words, slot_words = self._layout()
+        leaving, joined = (frozenset(_set_bits(~vector[start : start + rank_words])) for start in (1, 1 + rank_words))
+        agreement = Agreement(leaving=leaving, joined=joined, wide=bool(int(vector[0]) & _WIDE))
+        if len(joined) == self.num_ranks:  # they would agree to anything
+            return agreement
+        ready, finite, complete = vector[1 + 2 * rank_words :].reshape(3, slot_words)
         for slot in _set_bits(ready):
             name = self._slots[slot]
             assert name is not None
             self._known.move_to_end(name)
-            del self._pending[name]
+            self._pending.pop(name, None)
             word, bit = slot // _WORD, _bit(slot)
             vote = (Vote.FINITE if finite[word] & bit else Vote.NONE) | (Vote.COMPLETE if complete[word] & bit else Vote.NONE)
             agreement.ready.append((name, vote))
@@ -228,14 +257,15 @@ class Negotiator:
             for name, detail in details.items():
                 self._forget(name)  # whoever holds it as known must announce it as well, so that the two can be compared
                 self._partial.setdefault(name, {})[rank] = detail
-        for name in [n for n, by_rank in self._partial.items() if len(by_rank) == self.num_ranks]:
+        for name in [n for n, by_rank in self._partial.items() if len(by_rank.keys() | agreement.joined) == self.num_ranks]:
             by_rank = self._partial.pop(name)
+            first = by_rank[min(by_rank)]
             self._pending.pop(name, None)
             self._told.discard(name)
-            if any(d.signature != by_rank[0].signature for d in by_rank.values()):
+            if any(d.signature != first.signature for d in by_rank.values()):
                 agreement.failed.append((name, _difference(name, {rank: _SIGNATURE.decode(d.signature) for rank, d in by_rank.items()}, self._members)))
             else:
-                self._remember(name, by_rank[0].signature)
+                self._remember(name, first.signature)
                 agreement.ready.append((name, reduce(and_, (Vote(d.vote) for d in by_rank.values()))))
 
     def _remember(self, name: str, signature: bytes) -> None:
@@ -275,7 +305,8 @@ def _decode_details(rank: int, raw: bytes) -> dict[str, _Detail]:
 
 def _difference(name: str, by_rank: dict[int, Signature], members: Members) -> MismatchError:
     """The first way in which a rank differs from the first one, put into words."""
-    first = by_rank[0]
+    one = min(by_rank)
+    first = by_rank[one]
     for rank in sorted(by_rank)[1:]:
         other = by_rank[rank]
         for key, (noun, remedy) in _WORDS.items():
@@ -285,7 +316,7 @@ def _difference(name: str, by_rank: dict[int, Signature], members: Members) -> M
                 if key == "root":
                     a, b = (root if root < 0 else members.ranks[root] for root in (mine, theirs))
                 return MismatchError(
-                    f"{where!r}{members.where} has {noun} {_shown(a)} on rank {members.ranks[0]} but {_shown(b)} on rank {members.ranks[rank]}; "
+                    f"{where!r}{members.where} has {noun} {_shown(a)} on rank {members.ranks[one]} but {_shown(b)} on rank {members.ranks[rank]}; "
                     f"all ranks must agree; {remedy}"
                 )
     raise AssertionError(f"the signatures of {name!r} differ in nothing that is known")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from .compression import AllGather, Finish
+from .errors import HorovodInternalError, UnsupportedError
+from .members import Members, listed
 from .negotiation import Signature, Vote
 from .submissions import Program
 from .transports import Pending
@@ -25,6 +27,15 @@ class Order:
     def vote(self) -> Vote:
         """Nothing can speak against it."""
         return Vote.ALL
+
+    def take_part(self, present: tuple[int, ...] | None, *, counts_all: bool = False) -> None:
+        """What it changes is everybody's: it runs only where all are present, or sends nothing."""
+
+    def why_not(self, joined: Collection[int], members: Members) -> HorovodInternalError | None:
+        """Ranks that have joined would not hear of it."""
+        return UnsupportedError(
+            f"{self.name!r} while {listed(joined, members)} joined; process sets change when every rank takes part; add and remove them before hvd.join()"
+        )
 
     def fusion_key(self) -> Hashable | None:
         """It keeps its place."""
@@ -50,6 +61,9 @@ class UseSlots(Order):
 
     def __post_init__(self) -> None:
         self.signature = Signature(name=self.name, kind=self.kind, op=str(self.num_slots)).encode()
+
+    def why_not(self, joined: Collection[int], members: Members) -> None:
+        """It is not granted then."""
 
     def program(self, vote: Vote) -> Program:
         """It was done when it was dealt."""

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from . import world as world_module
 from .errors import MismatchError, SettingError
 from .operations import AllGatherOperation
 from .orders import AddSet, RemoveSet
 from .transports.mpi import ranks_of
-from .world import World, world
+from .world import World, is_initialized, world
+from .world import init as init_world
 
 DYNAMIC = "dynamic"
 """What Horovod's scripts pass to be allowed to add sets later; here they always are."""
@@ -82,20 +82,20 @@ class _Everyone(ProcessSet):
     @property
     def ranks(self) -> list[int]:
         """All of them; none before :func:`init`."""
-        return list(range(world().topology.size)) if world_module.is_initialized() else []
+        return list(range(world().topology.size)) if is_initialized() else []
 
     @property
     def mpi_comm(self) -> Any:
         """The communicator that :func:`init` was given."""
-        return world().comm if world_module.is_initialized() else None
+        return world().comm if is_initialized() else None
 
     def size(self) -> int:
         """The number of processes."""
-        return world_module.size()
+        return world().topology.size
 
     def rank(self) -> int:
         """This process's number."""
-        return world_module.rank()
+        return world().topology.rank
 
 
 global_process_set = _Everyone()
@@ -116,7 +116,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         MismatchError: ranks give different sets.
     """
     sets = _checked(process_sets)
-    world_module.init(comm)
+    init_world(comm)
     if sets:
         _register(world(), sets)
 

@@ -69,6 +69,11 @@ class Registry:
         for channel in self.channels:
             channel.leave()
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether this rank has left the job, and nothing is under way any more."""
+        return self._end is not None and all(channel.has_ended for channel in self.channels)
+
     def close_sets(self) -> None:
         """Free what the process sets have taken, after all ranks have left together."""
         for channel in self.channels[1:]:

@@ -61,10 +61,19 @@ class Settings:
     stall_shutdown_seconds: float = setting(
         0.0, "fail a collective after waiting this long; 0 never", at_least=0, horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     )
+    elastic_timeout_seconds: float = setting(
+        600.0, "how long an elastic job waits for its smallest number of ranks", at_least=0, horovod="HOROVOD_ELASTIC_TIMEOUT"
+    )
     check_parameters: str = setting("error", "ranks that start training from different weights: error, warn or off", choices=("error", "warn", "off"))
+    join: str = setting(
+        "active", "while ranks have joined: means of those active, every collective; or horovod: means divided by all, allreduce only",
+        choices=("active", "horovod"), shared=True,
+    )  # fmt: skip
     seed: int = setting(-1, "init() seeds random, numpy and the frameworks imported by then, each rank differently; -1: no", at_least=-1, shared=True)
     report_file: str = setting("", "rank 0 appends what hvd.report() is told to this file, as JSON lines", shared=True)
     stop_at: str = setting("", "hvd.report() ends the script then: steps=100, minutes=5, loss<=0.1 or accuracy>=0.9", shared=True)
+    measure_folder: str = setting("", "every rank writes to this folder what its steps take: for hvdlite predict", shared=True)
+    measure_steps: int = setting(24, "so many steps are measured then", at_least=8, shared=True)
     shadow: str = setting("", "compressors to play beside uncompressed gradients, e.g. topk:density=0.01,fp16, for hvdlite ab --mode shadow", shared=True)
     shadow_every: int = setting(1, "play them in every so many steps", at_least=1, shared=True)
     kernels: str = setting("auto", "compiled loops: auto, or off to use numpy's", choices=("auto", "off"))
@@ -148,6 +157,7 @@ def _kind(kind: type) -> str:
 
 HOROVOD_PREFIX = "HOROVOD_"
 _STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+_ALWAYS_ON = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _AS_WRITTEN_HERE = {  # values that Horovod knows and we write differently; "" leaves the default
     "HOROVOD_LOG_LEVEL": {"TRACE": "DEBUG", "FATAL": "ERROR"},
     "HOROVOD_TIMELINE": {"DYNAMIC": ""},  # start_timeline() may come at any time here
@@ -176,7 +186,7 @@ def as_written_here(variable: str, written: str) -> str:
 def ignored_horovod_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Those of Horovod's variables that are set and mean nothing here."""
     environ = os.environ if environ is None else environ
-    known = {_STALL_CHECK_DISABLE, *(f.metadata["horovod"] for f in fields())}
+    known = {_STALL_CHECK_DISABLE, _ALWAYS_ON, *(f.metadata["horovod"] for f in fields())}
     return sorted(name for name in environ if name.startswith(HOROVOD_PREFIX) and name not in known)
 
 
@@ -232,6 +242,12 @@ def job_directory(environ: Mapping[str, str] | None = None) -> str | None:
     """Where hvdliterun and its ranks exchange pids, output and causes of failure; None without hvdliterun."""
     environ = os.environ if environ is None else environ
     return environ.get("HVDLITE_JOB_DIR")
+
+
+def elastic_directory(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where the ranks of an elastic job keep what they commit; None in other jobs."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HVDLITE_ELASTIC_DIR")
 
 
 def as_horovod(environ: Mapping[str, str] | None = None) -> bool:

@@ -37,6 +37,7 @@ class _Tell(msgspec.Struct, tag="tell", frozen=True):
     where: str
     host: str
     pid: int
+    has_joined: bool = False
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -60,16 +61,17 @@ class StallWatch:
         """Whether it is time to look again."""
         return time.monotonic() - self._looked_at > LOOK_SECONDS
 
-    def look(self, waiting: Sequence[tuple[str, float]]) -> StalledError | None:
+    def look(self, waiting: Sequence[tuple[str, float]], *, has_joined: bool = False) -> StalledError | None:
         """Answer other ranks' questions; ask and report when something here has waited too long.
 
         Args:
             waiting: ``(name, since when)`` of everything this rank waits for.
+            has_joined: this rank keeps nobody waiting.
         Returns:
             The error with which to give up, when the limit for that is passed.
         """
         now = self._looked_at = time.monotonic()
-        self._answer(waiting)
+        self._answer(waiting, has_joined)
         if not waiting:
             self._asked_at = 0.0
             return None
@@ -88,7 +90,7 @@ class StallWatch:
         topology = self._transport.topology
         return [r for r in range(topology.size) if r != topology.rank]
 
-    def _answer(self, waiting: Sequence[tuple[str, float]]) -> None:
+    def _answer(self, waiting: Sequence[tuple[str, float]], has_joined: bool) -> None:
         mine = [name for name, _ in waiting]
         for sender, raw in self._transport.notes():
             try:
@@ -97,7 +99,7 @@ class StallWatch:
                 continue
             match note:
                 case _Ask(names):
-                    tell = _Tell([n for n in names if n in mine], _some(mine), where_is_the_main_thread(), socket.gethostname(), os.getpid())
+                    tell = _Tell([n for n in names if n in mine], _some(mine), where_is_the_main_thread(), socket.gethostname(), os.getpid(), has_joined)
                     self._transport.post(sender, _ENCODE(tell))
                 case tell:
                     self._told[sender] = tell
@@ -109,7 +111,7 @@ class StallWatch:
         self._quiet_until = now + max(self._warn_after, 1.0)
         if self._fail_after >= longest:
             self._quiet_until = min(self._quiet_until, now + self._fail_after - longest)
-        first_to_wait = all(rank > self._transport.topology.rank for rank, tell in self._told.items() if set(names) <= set(tell.has))
+        first_to_wait = all(rank > self._transport.topology.rank for rank, tell in self._told.items() if not tell.has_joined and set(names) <= set(tell.has))
         if self._fail_after and longest > self._fail_after:
             return StalledError(report)
         if first_to_wait:
@@ -123,7 +125,7 @@ class StallWatch:
             tell, shown = self._told.get(rank), self._members.ranks[rank]
             if tell is None:
                 lines.append(f"  rank {shown}: does not answer (stopped, or lost)")
-            elif missing := [n for n in names if n not in tell.has]:
+            elif not tell.has_joined and (missing := [n for n in names if n not in tell.has]):
                 waits = f"waits for {_listed(tell.waits_for)}" if tell.waits_for else "waits for nothing"
                 lines.append(
                     f"  rank {shown} (host {tell.host}, pid {tell.pid}): has not submitted {_listed(missing)}; it {waits}; its main thread is at {tell.where}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from .compression import Step
+from .errors import HorovodInternalError
+from .members import Members
 from .negotiation import Vote
 from .transports import WireRequest
 
@@ -30,6 +32,12 @@ class Operation(Protocol):
     def program(self, vote: Vote) -> Program:
         """Run it; ``vote`` is what holds on every rank."""
 
+    def take_part(self, present: tuple[int, ...] | None, *, counts_all: bool = False) -> None:
+        """Before it runs: who does it, in ascending order, where other ranks have joined; None: all. ``counts_all``: a mean is divided by all ranks' number."""
+
+    def why_not(self, joined: Collection[int], members: Members) -> HorovodInternalError | None:
+        """What speaks against running it without these; the same on every rank."""
+
     def fusion_key(self) -> Hashable | None:
         """Ready neighbours with the same key may run as one; None: this one runs alone."""
 
@@ -39,6 +47,9 @@ class Operation(Protocol):
 
 class Handle:
     """The promise of a result."""
+
+    num_ranks = 0
+    """How many took part, once it is done: all, or those that had not joined."""
 
     def __init__(self, name: str):
         self.name = name
@@ -57,9 +68,13 @@ class Handle:
             raise self._error
         return self._result
 
-    def deliver(self, result: Any) -> None:
+    def settle(self) -> None:
+        """Return when :meth:`wait` would return at once, whatever came of it."""
+        self._event.wait()
+
+    def deliver(self, result: Any, num_ranks: int) -> None:
         """Fulfil the promise."""
-        self._result = result
+        self._result, self.num_ranks = result, num_ranks
         self._event.set()
 
     def fail(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from .settings import Settings
 from .telemetry.last import LastCollective
 from .telemetry.metrics import Metrics
 from .telemetry.reports import Reports, parse_stop
+from .telemetry.steps import StepTimes
 from .telemetry.timeline import Timeline
 from .transports import Topology, Transport
 from .version import VERSION
@@ -39,6 +40,8 @@ class World:
     engine: Engine
     metrics: Metrics
     reports: Reports = field(default_factory=Reports)
+    step_times: StepTimes | None = None
+    """Where steps are timed, for a forecast."""
     pid: int = field(default_factory=os.getpid)
     comm: Any = None
     """The communicator that init() was given."""
@@ -128,8 +131,9 @@ def init(comm: Any = None) -> None:
         seed_everything(settings.seed, rank)
     reports = Reports(settings.report_file, stop_at, rank)
     reports.write_job(_job_facts(settings, transport))
+    step_times = StepTimes(settings.measure_folder, settings.measure_steps, rank) if settings.measure_folder else None
     last = LastCollective(settings_module.job_directory(), rank)
-    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, comm=comm)
+    _world = World(settings, transport, Engine(transport, settings, metrics, last), metrics, reports, step_times, comm=comm)
     atexit.register(shutdown)
     ignored = settings_module.ignored_horovod_variables()
     if ignored and transport.topology.rank == 0:
@@ -154,6 +158,13 @@ def shutdown() -> None:
         world.transport.close()
     elif world.engine.is_broken:
         world.transport.abandon()
+
+
+def reset() -> None:
+    """Leave the job and join it again with the same ranks, each of which calls it: nothing of what was under way, or failed, is left."""
+    comm = world().comm
+    shutdown()
+    init(comm)
 
 
 def is_initialized() -> bool:

@@ -56,7 +56,7 @@ def test_without_a_word_from_the_environment_the_script_chooses(alone):
 def test_other_weights_are_named_with_the_remedy(mode, alone, monkeypatch, caplog):
     monkeypatch.setenv("HVDLITE_CHECK_PARAMETERS", mode)
     hvdlite.init()
-    monkeypatch.setattr("hvdlite.agreement.allgather_object", lambda mine: [mine, mine, [mine[0], b"other"]])
+    monkeypatch.setattr("hvdlite.agreement.objects_by_rank", lambda mine, process_set: {0: mine, 1: mine, 2: [mine[0], b"other"]})
     weights = [("a", np.zeros(3)), ("b", np.ones((), np.float16))]
     expected = "ranks 0 and 2 start training from different weights: 1 of 2 parameters differ, first 'b'; equal weights are expected; call this() before"
     if mode == "error":

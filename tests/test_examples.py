@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,8 +63,33 @@ def test_an_example_of_keras_learns(example, tmp_path):
 
 
 def test_the_folder_of_examples_is_the_list():
-    assert {path.stem for path in (ROOT / "examples").glob("torch_*.py")} == set(EXAMPLES)
+    assert {path.stem for path in (ROOT / "examples").glob("torch_*.py")} == {*EXAMPLES, "torch_elastic"}
     assert {path.stem for path in (ROOT / "examples").glob("keras_*.py")} == set(KERAS_EXAMPLES)
+
+
+def test_the_elastic_example_survives_the_loss_of_a_rank():
+    command = [sys.executable, "-m", "hvdlite", "run", "-np", "2", "--min-np", "1", "examples/torch_elastic.py", "--epochs", "40"]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        pids = {}
+        while len(pids) < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            pids |= {rank: int(pid) for pid, rank in re.findall(r"pid (\d+) is rank (\d)", line)}
+        time.sleep(1)
+        os.kill(pids["1"], signal.SIGKILL)
+        printed, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, said
+    assert "was killed by SIGKILL" in said
+    begun = re.search(r"is rank 0 of 2: epoch (\d+), (\d+) samples of it done", printed)
+    assert begun
+    assert int(begun[1]) + int(begun[2]) > 0, "it began anew"
+    found = re.search(r"40 epochs on 2 ranks: (\d+\.\d) % right", printed)
+    assert found
+    assert float(found[1]) > 90
 
 
 def test_the_tensorflow_example_learns_and_compresses():

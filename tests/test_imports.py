@@ -26,6 +26,7 @@ CORE = {
     "running",
     "telemetry",
     "stalls",
+    "attendance",
     "channel",
     "registry",
     "engine",
@@ -48,34 +49,50 @@ MAY_IMPORT = {
     "members": set(),
     "negotiation": {"arrays", "compression", "errors", "members"},
     "stalls": {"errors", "members", "settings", "transports"},
-    "submissions": {"compression", "negotiation", "transports"},
-    "orders": {"compression", "negotiation", "submissions", "transports"},
+    "submissions": {"compression", "errors", "members", "negotiation", "transports"},
+    "orders": {"compression", "errors", "members", "negotiation", "submissions", "transports"},
+    "attendance": {"transports"},
     "running": {"compression", "submissions", "telemetry", "transports"},
-    "channel": {"errors", "members", "negotiation", "orders", "running", "settings", "stalls", "submissions", "telemetry", "transports"},
+    "channel": {"attendance", "errors", "members", "negotiation", "orders", "running", "settings", "stalls", "submissions", "telemetry", "transports"},
     "registry": {"channel", "errors", "members", "transports"},
     "engine": {"_promptness", "channel", "errors", "registry", "settings", "submissions", "telemetry", "transports"},
-    "operations": {"arrays", "compression", "errors", "negotiation", "submissions", "transports"},
+    "operations": {"arrays", "compression", "errors", "members", "negotiation", "submissions", "transports"},
     "seeding": set(),
     "world": {"version", "arrays", "channel", "engine", "errors", "seeding", "settings", "telemetry", "transports"},
     "tuning": set(),
     "residuals": {"arrays", "compression", "world"},
     "shadow": {"arrays", "channel", "compression", "errors", "operations", "settings", "world"},
-    "buckets": {"arrays", "compression", "errors", "operations", "orders", "residuals", "settings", "shadow", "submissions", "tuning", "world"},
+    "buckets": {
+        "arrays",
+        "compression",
+        "errors",
+        "operations",
+        "orders",
+        "residuals",
+        "settings",
+        "shadow",
+        "submissions",
+        "telemetry",
+        "tuning",
+        "world",
+    },
     "process_sets": {"errors", "operations", "orders", "transports", "world"},
     "collectives": {"arrays", "channel", "compression", "errors", "operations", "process_sets", "submissions", "world"},
     "reporting": {"collectives", "world"},
+    "elastic": {"collectives", "errors", "launch", "settings", "world"},
     "api": CORE | {"capabilities", "collectives", "launch", "reporting"},
     "capabilities": {"transports", "world"},
-    "as_horovod": {"", "as_horovod", "settings", "torch", "tensorflow", "keras"},
+    "as_horovod": {"", "as_horovod", "elastic", "errors", "settings", "torch", "tensorflow", "keras"},
     "agreement": {"arrays", "collectives", "process_sets", "compression", "errors", "world"},
     "": {"api"} | {"version"},  # hvdlite/__init__.py
     "__main__": {"cli"},
     "launch": {"launch", "as_horovod", "errors", "link", "settings"},
     "abtest": {"abtest", "launch", "link", "errors", "settings", "compression", "telemetry", "version"},
-    "cli": {"", "cli", "launch", "link", "abtest", "errors", "settings", "compression"},
-    "torch": {"", "torch", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "tensorflow": {"", "tensorflow", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
-    "keras": {"", "keras", "agreement", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "predict": CORE - {"engine", "stalls", "world"} | {"abtest", "api", "launch", "link", "submissions", "version"},
+    "cli": {"", "cli", "launch", "link", "abtest", "predict", "errors", "settings", "compression"},
+    "torch": {"", "torch", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "tensorflow": {"", "tensorflow", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
+    "keras": {"", "keras", "agreement", "elastic", "errors", "arrays", "compression", "operations", "settings", "world"},
 }
 EXCEPTIONS = {
     "launch.check": {""},  # a program that ranks run, as a user's is
@@ -83,6 +100,7 @@ EXCEPTIONS = {
     "keras._backends.torch": {"torch"},
     "tensorflow.keras": {"keras"},  # another name of it
     "tensorflow.optimizer": {"keras"},  # TensorFlow's optimizers are Keras'
+    "tensorflow.elastic": {"keras"},  # and so are its models
 }
 DRAWS = "abtest/page/"  # the verb imports it when there is a page to make
 FOREIGN = {
@@ -197,7 +215,7 @@ def test_all_is_sorted_and_complete(name):
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     reexported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or n.module == "hvdlite") for a in n.names}
     if not hasattr(module, "__all__"):
-        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest"), f"{name} has no __all__"
+        assert name in ("hvdlite.cli", "hvdlite.launch", "hvdlite.telemetry", "hvdlite.abtest", "hvdlite.predict"), f"{name} has no __all__"
         return
     exported = module.__all__
     assert len(set(exported)) == len(exported)

@@ -13,7 +13,9 @@ OTHER = {
     "transport": "mpi",
     "ranks_per_node": "2,1",
     "check_parameters": "warn",
+    "join": "horovod",
     "report_file": "r.jsonl",
+    "measure_folder": "measured",
     "stop_at": "steps=3",
     "shadow": "fp16,topk:density=0.01",
     "kernels": "off",
@@ -112,7 +114,7 @@ def test_what_is_wrong_in_horovods_variable_is_said_of_it():
 
 
 def test_horovods_other_variables_are_named():
-    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "a", "PATH": "p"}
+    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "a", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "PATH": "p"}
     assert settings.ignored_horovod_variables(environ) == ["HOROVOD_AUTOTUNE", "HOROVOD_CYCLE_TIME"]
 
 

@@ -6,12 +6,14 @@ Those whose names and meaning are ours already (``-np``, ``--output-filename``, 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from .. import settings
 from ..errors import SettingError
+from ..launch import slots as slots_module
 
 _IGNORED_FLAGS = (
     "--disable-cache",
@@ -45,18 +47,9 @@ _IGNORED_VALUES = (
     "--thread-affinity",
     "--gloo-timeout-seconds",
 )
-_ELASTIC = (
-    "--min-np",
-    "--min-num-proc",
-    "--max-np",
-    "--max-num-proc",
-    "--slots-per-host",
-    "--elastic-timeout",
-    "--reset-limit",
-    "--host-discovery-script",
-)
 _KNOBS = {  # an option whose value is that of a knob under another name
     "--timeline-filename": "timeline",
+    "--elastic-timeout": "elastic_timeout_seconds",
     "--stall-check-warning-time-seconds": "stall_warning_seconds",
     "--stall-check-shutdown-time-seconds": "stall_shutdown_seconds",
 }
@@ -68,12 +61,11 @@ def options() -> list[click.Parameter]:
     ignored += [_hidden(name, callback=_ignore) for name in _IGNORED_VALUES]
     ignored += [_hidden("-p", "--ssh-port", callback=_ignore), _hidden("-i", "--ssh-identity-file", callback=_ignore)]
     ignored += [_hidden("-prefix-timestamp", "--prefix-output-with-timestamp", is_flag=True, callback=_ignore)]
-    refused = [_hidden(name, callback=_refuse_elastic) for name in _ELASTIC]
-    refused += [_hidden("--blacklist-cooldown-range", nargs=2, callback=_refuse_elastic), _hidden("--config-file", callback=_refuse_config)]
-    hosts = [_hidden("-H", "--hosts", callback=_hosts), _hidden("-hostfile", "--hostfile", callback=_hosts)]
+    refused = [_hidden("--config-file", callback=_refuse_config)]
+    places = [_hidden("-H", "--hosts", callback=_hosts), _hidden("-hostfile", "--hostfile", callback=_hosts)]
     mapped = [_hidden(name, callback=_set_knob) for name in _KNOBS]
     mapped += [_hidden("--fusion-threshold-mb", callback=_fusion_threshold), _hidden("--stall-check/--no-stall-check", default=None, callback=_stall_check)]
-    return [*ignored, *refused, *hosts, *mapped, _hidden("-cb", "--check-build", is_flag=True, is_eager=True, callback=_check_build)]
+    return [*ignored, *refused, *places, *mapped, _hidden("-cb", "--check-build", is_flag=True, is_eager=True, callback=_check_build)]
 
 
 def knobs() -> dict[str, str]:
@@ -120,34 +112,45 @@ def _stall_check(ctx: click.Context, _: click.Parameter, value: bool | None) -> 
         _set(ctx, "stall_warning_seconds", "0")
 
 
-def _refuse_elastic(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if _is_given(ctx, parameter):
-        raise SettingError(
-            f"{parameter.opts[-1]} is for jobs whose number of ranks changes, which this version has not; a fixed number is expected; give -np alone"
-        )
-
-
 def _refuse_config(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if _is_given(ctx, parameter):
         raise SettingError(f"--config-file {value} is not read by hvdliterun; options are expected on the command line; write them there")
 
 
-def _hosts(_: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value is None:
-        return
-    listed = _hosts_in(value) if parameter.opts[-1] == "--hostfile" else value.split(",")
-    others = sorted({host.split(":")[0] for host in listed} - {"localhost", "127.0.0.1", platform.node()})
+def slots() -> dict[str, int] | None:
+    """Slots by host, as ``-H`` or ``-hostfile`` of the command that is run gives them; None without."""
+    found: dict[str, int] | None = click.get_current_context().meta.get(f"{__name__}.slots")
+    return found
+
+
+def check_hosts(slots: Mapping[str, int], origin: str) -> None:
+    """Refuse hosts that are not this machine.
+
+    Raises:
+        SettingError: there are some.
+    """
+    others = sorted(set(slots) - {"localhost", "127.0.0.1", platform.node()})
     if others:
         raise SettingError(
-            f"{parameter.opts[-1]} names {', '.join(others)}; hvdliterun starts ranks on this machine ({platform.node()}) only; "
+            f"{origin} names {', '.join(others)}; hvdliterun starts ranks on this machine ({platform.node()}) only; "
             "use mpiexec or srun to start python on several, or leave it out"
         )
 
 
-def _hosts_in(file_name: str) -> list[str]:
+def _hosts(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    option = parameter.opts[-1]
+    text = _text_of(value) if option == "--hostfile" else value.replace(",", "\n")
+    found = slots_module.parse(text, 1, value if option == "--hostfile" else option)
+    check_hosts(found, option)
+    ctx.meta[f"{__name__}.slots"] = found
+
+
+def _text_of(file_name: str) -> str:
     try:
         with open(file_name, encoding="utf-8") as file:
-            return [line.split()[0] for line in file if line.split() and not line.lstrip().startswith("#")]
+            return file.read()
     except OSError as error:
         raise SettingError(f"--hostfile {file_name} cannot be read ({error.strerror}); a file with a host a line is expected; check the path") from None
 

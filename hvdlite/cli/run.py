@@ -12,7 +12,7 @@ import click
 from .. import settings
 from ..errors import SettingError
 from ..link import Link, parse_link
-from . import _horovodrun
+from . import _elastic, _horovodrun
 
 _EXAMPLE = "write e.g. hvdliterun -np 2 python train.py"
 
@@ -83,7 +83,7 @@ def _help(knob: dataclasses.Field[Any]) -> str:
 
 def _run(
     *,
-    size: int,
+    size: str | None,
     command: tuple[str, ...],
     no_prefix: bool,
     output_filename: Path | None,
@@ -92,23 +92,35 @@ def _run(
     dry_run: bool,
     verbose: bool,
     as_horovod: bool,
+    min_np: int | None,
+    max_np: int | None,
+    host_discovery_script: str | None,
+    slots_per_host: int | None,
+    reset_limit: int | None,
+    blacklist_cooldown_range: tuple[float, float] | None,
     link: Link | None,
     link_hosts: int | None,
     **knobs: str | None,
 ) -> int:
     """Run COMMAND on several ranks of this machine: a script, -m module, or any program. What follows COMMAND belongs to it.
 
-    The exit code is that of the first rank that fails.
+    The exit code is that of the first rank that fails. With --min-np, --max-np or --host-discovery-script the job is elastic: see docs/elastic.md.
     """
     from ..launch import command as commands
-    from ..launch import plan
+    from ..launch import elastic, plan
 
     if link_hosts is not None and link is None:
         raise SettingError(f"--link-hosts {link_hosts} stands alone; it deals ranks to the hosts that --link makes; add e.g. --link 1gbit, or leave it out")
     knobs = {**_horovodrun.knobs(), **{name: value for name, value in knobs.items() if value is not None}}
+    variables = {settings.env_name(name): value for name, value in knobs.items() if value is not None}
+    given = _elastic.Given(min_np, max_np, host_discovery_script, slots_per_host, reset_limit, blacklist_cooldown_range)
+    stretch = _elastic.elastic(None if size is None else num_ranks(size), given, variables)
+    if stretch is not None and link is not None:
+        raise SettingError("--link makes hosts for one number of ranks, and an elastic job has several; give -np alone with it, or leave it out")
+    number = num_ranks(size) if stretch is None else stretch.start_ranks
     options = plan.Options(
-        size=size,
-        knobs={settings.env_name(name): value for name, value in knobs.items() if value is not None},
+        size=number,
+        knobs=variables,
         prefix=not no_prefix,
         output_folder=output_filename,
         shown_ranks=tee_ranks,
@@ -116,7 +128,7 @@ def _run(
         verbose=verbose,
         as_horovod=as_horovod,
         link=link,
-        num_hosts=link_hosts or size,
+        num_hosts=link_hosts or number,
     )
     prepared = plan.prepare(commands.parse(command), options)
     if dry_run or verbose:
@@ -127,11 +139,12 @@ def _run(
     if verbose:
         click.echo(f"hvdliterun: {prepared.mpi.vendor} {prepared.mpi.version}, library {prepared.mpi.libmpi}", err=True)
     plan.announce(prepared)
-    return plan.execute(prepared, options)
+    return plan.execute(prepared, options) if stretch is None else elastic.execute(prepared, options, stretch)
 
 
 _PARAMETERS: list[Any] = [
-    click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", callback=lambda _, __, value: num_ranks(value), help="number of ranks (required)"),
+    click.Option(["-np", "-n", "--num-proc", "size"], metavar="N", help="number of ranks (required); of an elastic job, that must be there at first"),
+    *_elastic.OPTIONS,
     click.Option(["--no-prefix"], is_flag=True, help="do not put [rank] before each line"),
     click.Option(["--output-filename"], type=click.Path(path_type=Path), metavar="DIR", help="also write DIR/rank.N/stdout and stderr"),
     click.Option(["--tee-ranks"], metavar="0,1", callback=_ranks, help="show only these ranks' output"),

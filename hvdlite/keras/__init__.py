@@ -1,6 +1,7 @@
 """hvdlite for Keras 3, on each of its backends: ``import hvdlite.keras as hvd``. Names, arguments and defaults are Horovod's."""
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -54,14 +55,15 @@ except ModuleNotFoundError as error:
 if not hasattr(_keras, "ops"):
     raise MissingDependencyError(f"Keras {_keras.__version__} is too old; keras>=3 is expected; pip install --upgrade keras")
 
-from . import callbacks
+from . import callbacks, elastic
 from .compression import Compression
 from .data_parallel import DataParallel
-from .optimizer import DistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
+from .optimizer import DistributedOptimizer, PartialDistributedOptimizer, compression_state_dict, load_compression_state_dict, load_model
 from .sharding import shard
-from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables
+from .variables import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DataParallel",
@@ -69,6 +71,7 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "ProcessSetError",
     "Product",
@@ -90,6 +93,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
@@ -107,6 +111,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reducescatter",
     "remove_process_set",
     "report",
     "rocm_built",

@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import SettingError
 
 from .averages import Samples, average_logs
-from .fitting import begin_together, build_optimizer, check_distributed, check_steps, make_ready
+from .fitting import begin_late, begin_together, build_optimizer, check_distributed, check_steps, make_ready
 from .optimizer import inner_of
 from .order import check_judges_follow
 from .variables import as_numpy
@@ -21,12 +21,12 @@ LOG = logging.getLogger("hvdlite")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Give every rank the weights, the optimizer's state and the seeds of ``root_rank`` before the first step.
+    """Give every rank the weights, the optimizer's state and the seeds of ``root_rank`` before the first step; after it, where that builds the model.
 
     Args:
         root_rank: whose variables count.
         device: ignored.
-        local_variables: not supported; only None.
+        local_variables: variables of the model that each rank keeps to itself. Register those that are trained with the optimizer, too.
     Raises:
         SettingError: in ``fit``: the optimizer exchanges nothing.
         MismatchError: in ``fit``: the ranks have different models or numbers of batches.
@@ -34,9 +34,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
         super().__init__()
-        if local_variables:
-            raise SettingError(f"local_variables={local_variables!r}; this version of hvdlite shares all variables; leave it out")
-        self.root_rank = root_rank
+        self.root_rank, self._local_variables, self._is_late = root_rank, list(local_variables or ()), False
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep this variable to this rank."""
+        self._local_variables.append(var)
 
     def set_model(self, model: Any) -> None:
         """``fit`` calls it before it compiles the step."""
@@ -44,12 +46,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         make_ready(model)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Broadcast; Keras 3 has built model and optimizer before."""
+        """Broadcast, if Keras has built the model before."""
         if hvdlite.size() > 1:
             check_distributed(self.model)
-            build_optimizer(self.model)
             check_steps(self.params)
-            begin_together(self.model, self.root_rank)
+            self._is_late = not self.model.built
+            if self._is_late:
+                begin_late(self.model)
+            else:
+                build_optimizer(self.model)
+                begin_together(self.model, self.root_rank, self._local_variables)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Broadcast after the first step, if that has built the model: what each rank did in it does not count."""
+        if self._is_late:
+            self._is_late = False
+            begin_together(self.model, self.root_rank, self._local_variables)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]

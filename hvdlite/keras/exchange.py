@@ -15,11 +15,12 @@ import numpy as np
 
 import hvdlite
 from hvdlite import Average, GradientBuckets, Handle, MismatchError, Parameter, ProcessSet, ReduceOp, Sum, allreduce_async, global_process_set
-from hvdlite.agreement import check_start, first_difference, unique_names
+from hvdlite.agreement import check_start, first_difference, objects_by_rank, unique_names
 from hvdlite.arrays import Array
 from hvdlite.compression import RESIDUAL
 
 from .compression import Compression
+from .variables import dtype_of, path_of
 
 LOG = logging.getLogger("hvdlite")
 REMEDY = "hvd.broadcast_variables(model.variables, 0), or fit with hvd.DataParallel() or hvd.callbacks.BroadcastGlobalVariablesCallback(0)"
@@ -55,16 +56,18 @@ class Exchange(ABC):
         self.variables, self.options = list(variables), options
         self._channel = world.channel(options.process_set)
         self._name = options.name or self._channel.auto_name("optimizer")
-        self._names = unique_names(v.path for v in variables)
+        self._names = unique_names(map(path_of, variables))
         groups = number_groups(options.groups, variables)
-        self._parameters = [Parameter(name, tuple(v.shape), str(v.dtype), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
+        self._parameters = [Parameter(name, tuple(v.shape), dtype_of(v), groups.get(id(v))) for name, v in zip(self._names, variables, strict=True)]
         compressor = Compression.resolve(options.compression)
         self.compressor = copy.deepcopy(compressor)  # what it remembers is this optimizer's
         if compressor is not None:
             compressor.check({p.name: p.shape for p in self._parameters})
             world.remark_on(compressor.spec)
         self._order: list[str] = []
-        self._has_started = False
+        self._has_started = self._has_compared = self._was_late = False
+        self.is_late = False
+        """The weights are compared after the first exchange: by the next :meth:`start`."""
         self._sums: list[Array | None] = [None] * len(self.variables)
         self._passes_done = 0
         self._state_handle: Handle | None = None
@@ -118,22 +121,27 @@ class Exchange(ABC):
     # --- on arrays ---
 
     def start(self, weights: Callable[[], Iterable[Array]]) -> None:
-        """Once, before the first exchange: the ranks train the same variables, from the same values, in the same order of buckets.
+        """Before the first exchange: the ranks train the same variables, from the same values, in the same order of buckets.
 
         Raises:
             MismatchError: names, shapes or dtypes differ.
             SettingError: the values differ.
         """
-        if self._has_started:
-            return
-        self._has_started = True
+        if not self._has_started:
+            self._has_started, self._was_late = True, self.is_late
+            self._compare_variables()
+        if not self._has_compared and not self.is_late:
+            self._has_compared = True
+            check_start(zip(self._names, weights(), strict=True), REMEDY, is_first=not self._was_late, process_set=self.options.process_set)
+
+    def _compare_variables(self) -> None:
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
         process_set = self.options.process_set
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.variables", process_set=process_set)
-        problem = first_difference([theirs for theirs, _ in everyone], process_set)
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.variables", process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
-        check_start(zip(self._names, weights(), strict=True), REMEDY, process_set=process_set)
         if everyone[0][1]:
             self.lay_out_as(everyone[0][1])
 
@@ -284,7 +292,7 @@ def number_groups(groups: Any, variables: Sequence[Any]) -> dict[int, int]:
     for number, members in enumerate(groups):
         for variable in members:
             if id(variable) in numbered:
-                raise ValueError(f"{getattr(variable, 'path', variable)!r} is in two groups; a variable can only appear once in groups; leave it in one")
+                raise ValueError(f"{path_of(variable)!r} is in two groups; a variable can only appear once in groups; leave it in one")
             numbered[id(variable)] = number
     return numbered
 

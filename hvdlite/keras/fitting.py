@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -35,7 +35,7 @@ def check_distributed(model: Any) -> None:
     Raises:
         SettingError: ranks would train apart.
     """
-    if hvdlite.size() > 1 and link_of(model.optimizer) is None:
+    if hvdlite.size() > 1 and (model.trainable_variables or not model.built) and link_of(model.optimizer) is None:
         raise SettingError(
             f"model.optimizer is a {type(model.optimizer).__name__} that exchanges no gradients, so the ranks would train apart; one from "
             "hvd.DistributedOptimizer() is expected; pass it to the last model.compile(), or fit with hvd.DataParallel()"
@@ -76,8 +76,18 @@ def build_optimizer(model: Any) -> None:
             optimizer.build(model.trainable_variables)
 
 
-def begin_together(model: Any, root_rank: int) -> None:
-    """Give every rank the root's variables, and look that it worked."""
-    broadcast_model(model, root_rank)
+def begin_late(model: Any) -> None:
+    """The model gets its variables in the first step, and the ranks' become equal after it."""
+    link = link_of(model.optimizer)
+    if link is not None:
+        link.is_late = True
+
+
+def begin_together(model: Any, root_rank: int, local_variables: Sequence[Any] = ()) -> None:
+    """Give every rank the root's variables but the local ones, and look that it worked."""
+    broadcast_model(model, root_rank, local_variables)
+    if not model.trainable_variables:
+        return
     exchange = exchange_of(model.optimizer)
+    exchange.is_late = False
     exchange.start(lambda: [as_numpy(v) for v in exchange.variables])

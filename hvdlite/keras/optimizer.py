@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -22,6 +22,11 @@ class Link:
     """What an optimizer that exchanges carries."""
 
     options: Options
+    scale_local: bool = True
+    local: dict[int, Any] = field(default_factory=dict)
+    """Variables that each rank keeps to itself, by id."""
+    is_late: bool = False
+    """Weights become equal after the first step only."""
     exchange: Exchange | None = None
     loaded: Mapping[str, Any] | None = None
     """The state of an earlier run, until there is an exchange to take it."""
@@ -46,6 +51,11 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         if name == "loss_scale_factor" and value is None and self._hvdlite is not None:
             self._hvdlite.is_wrapped = True
         super().__setattr__(name, value)
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradients of this variable to this rank."""
+        assert self._hvdlite is not None
+        self._hvdlite.local[id(var)] = var
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Exchange the gradients, then step.
@@ -72,15 +82,29 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         if not self.built:
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
-        exchange, places = exchange_of(self), range(len(grads))
+        own = self._trainable_variables
         if variables is not None:
             self._check_variables_are_known(variables)
-            places = [self._get_variable_index(v) for v in variables]  # type: ignore[assignment]
+            own = [own[self._get_variable_index(v)] for v in variables]
+        results = [_kept(link, g) if id(v) in link.local else None for v, g in zip(own, grads, strict=True)]
+        if all(id(v) in link.local for v in self._trainable_variables):
+            return results
+        exchange = exchange_of(self)
+        place_of = {id(v): place for place, v in enumerate(exchange.variables)}
         given: list[Any] = [None] * len(exchange.variables)
-        for place, gradient in zip(places, grads, strict=True):
-            given[place] = gradient
+        for variable, gradient in zip(own, grads, strict=True):
+            if id(variable) in place_of:
+                given[place_of[id(variable)]] = gradient
         means = exchange.mean(given)
-        return [means[place] for place in places]
+        return [means[place_of[id(v)]] if id(v) in place_of else kept for v, kept in zip(own, results, strict=True)]
+
+
+def _kept(link: Link, gradient: Any) -> Any:
+    """The gradient of a local variable, in units in which it and the exchanged ones move alike."""
+    passes = 1 if link.options.average_passes else link.options.passes  # Keras divides by them
+    partners = hvdlite.world().partners(link.options.process_set) if link.scale_local else None
+    factor = passes / (1 if partners is None else partners.topology.size)
+    return gradient if gradient is None or factor == 1.0 else keras.ops.convert_to_tensor(gradient) * factor
 
 
 class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
@@ -92,6 +116,10 @@ class _Agreeing(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
     def __class__(self) -> type:
         """The user's class, as for every distributed optimizer."""
         return type(self).__bases__[1]
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradients of this variable to this rank."""
+        self.inner_optimizer.register_local_var(var)
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Whether all ranks' gradients are finite."""
@@ -135,7 +163,7 @@ def DistributedOptimizer(
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
         process_set: the ranks that exchange; on the others the optimizer steps on its own gradients.
-        scale_local_gradients: ignored, as there are no local layers.
+        scale_local_gradients: divide gradients of variables given to the optimizer's ``register_local_var`` by the number of ranks.
     Raises:
         SettingError: an argument has a value that cannot be used.
         CompressionError: the compressor does not exist, or (at the first step) makes no sense for these variables.
@@ -153,7 +181,59 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     distribute(optimizer, options)
+    link = link_of(optimizer)
+    assert link is not None
+    link.scale_local = scale_local_gradients
     return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """:func:`DistributedOptimizer` for a model with layers that each rank keeps to itself.
+
+    Args:
+        optimizer: as there.
+        name: as there.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: as there.
+        sparse_as_dense: as there.
+        gradient_predivide_factor: as there.
+        op: as there.
+        backward_passes_per_step: as there.
+        average_aggregated_gradients: as there.
+        groups: as there.
+        process_set: as there.
+        local_layers: a built layer or several, whose gradients are not exchanged.
+        scale_local_gradients: divide their gradients by the number of ranks, so that both kinds move alike.
+    Raises:
+        ValueError: something else than layers is given.
+    """
+    layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError(f"local_layers={local_layers!r}; a keras.layers.Layer or a list of them is expected; pass e.g. local_layers=model.layers[:1]")
+    distributed = DistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            distributed.register_local_var(variable)
+    return distributed
 
 
 def make_options(
@@ -170,7 +250,7 @@ def make_options(
     """Check what a user asked for."""
     op = ReduceOp(op)
     if op not in (Average, Sum):
-        raise SettingError(f"op={op.name} of gradients; Average or Sum is expected; leave it out")
+        raise SettingError(f"op={op.name} of gradients with a Keras optimizer, as in Horovod; Average or Sum is expected; leave it out")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise SettingError(f"gradient_predivide_factor={gradient_predivide_factor} with op={op.name}; it splits the division of Average; leave one out")
     if backward_passes_per_step < 1:
@@ -253,8 +333,10 @@ def exchange_of(optimizer: Any) -> Exchange:
     """The exchange of a distributed optimizer that is built."""
     inner, link = inner_of(optimizer), link_of(optimizer)
     assert link is not None
-    if link.exchange is None or [id(v) for v in link.exchange.variables] != [id(v) for v in inner._trainable_variables]:
-        link.exchange = exchange_class()(inner._trainable_variables, link.options)
+    shared = [v for v in inner._trainable_variables if id(v) not in link.local]
+    if link.exchange is None or [id(v) for v in link.exchange.variables] != [id(v) for v in shared]:
+        link.exchange = exchange_class()(shared, link.options)
+        link.exchange.is_late, link.is_late = link.is_late, False
         if link.loaded is not None:
             link.exchange.load_state_dict(link.loaded)
             link.loaded = None

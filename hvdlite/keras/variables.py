@@ -18,23 +18,34 @@ from .compression import Compression
 _SEED = re.compile(r"(^|/)seed_generator_state(_\d+)?$")
 
 
+def path_of(variable: Any) -> str:
+    """The name of a Keras variable, or of a TensorFlow one: Keras's optimizers train both."""
+    return str(getattr(variable, "path", variable.name)).removesuffix(":0")
+
+
+def dtype_of(variable: Any) -> str:
+    """The dtype's name, of either."""
+    return str(getattr(variable.dtype, "name", variable.dtype))
+
+
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
     """Overwrite ``keras.Variable`` objects with their values on ``root_rank``."""
     variables = list(variables)
     if not variables or hvdlite.size() == 1:
         return
     values = [as_numpy(v) for v in variables]
-    hvdlite.broadcast_async(values, root_rank, name="keras.variables", names=unique_names(v.path for v in variables)).wait()
+    hvdlite.broadcast_async(values, root_rank, name="keras.variables", names=unique_names(map(path_of, variables))).wait()
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
-def broadcast_model(model: Any, root_rank: int = 0) -> None:
-    """Give every rank the weights, the optimizer's state and the seeds of ``root_rank``.
+def broadcast_model(model: Any, root_rank: int = 0, local_variables: Sequence[Any] = ()) -> None:
+    """Give every rank the weights, the optimizer's state and the seeds of ``root_rank``; ``local_variables`` of the model stay as they are.
 
     A rank's distance from the root is added to each seed, so that dropout differs between ranks as it does between the halves of a batch.
     """
-    broadcast_variables(model.variables, root_rank)
+    local = set(map(id, local_variables))
+    broadcast_variables([v for v in model.variables if id(v) not in local], root_rank)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         broadcast_variables(optimizer.variables, root_rank)
@@ -81,6 +92,11 @@ def allreduce(
 def allgather(value: Any, name: str | None = None) -> Any:
     """Concatenate the ranks' arrays or tensors along the first dimension, which may differ."""
     return _like(value, hvdlite.allgather(as_numpy(value), name=name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Any:
+    """Combine arrays or tensors over the ranks, and leave to each its rows; the first ranks get one more where they do not divide evenly."""
+    return _like(value, hvdlite.reducescatter(as_numpy(value), name=name, op=ReduceOp(op)))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:

@@ -156,14 +156,18 @@ def _entering(pid: int | str) -> list[str]:
     return ["nsenter", f"--target={pid}", "--net", "--uts", "--ipc", "--mount", "--wd", "--"]
 
 
+def burst_bytes(link: Link) -> int:
+    """What a link made here takes at once after a pause."""
+    return max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
+
+
 def _shape(inside: Sequence[str], device: str, link: Link) -> None:
     where = ["root"]
     if link.delay_seconds:
         delay = ["netem", "delay", f"{link.delay_seconds * 1e6:.0f}us", "limit", str(_QUEUE_PACKETS)]
         _call([*inside, "tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *delay])
         where = ["parent", "1:1"]
-    burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
-    rate = ["tbf", "rate", f"{link.bits_per_second:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
+    rate = ["tbf", "rate", f"{link.bits_per_second:.0f}bit", "burst", str(burst_bytes(link)), "latency", f"{_QUEUE_MS}ms"]
     _call([*inside, "tc", "qdisc", "add", "dev", device, *where, *rate])
 
 

@@ -22,6 +22,7 @@ from types import FrameType
 
 import psutil  # type: ignore[import-untyped]
 
+from . import handover
 from .output import Output, warn
 from .verdict import Ended, describe, signal_name
 from .worker import EVENTS, die_with_parent
@@ -40,6 +41,8 @@ class _Rank:
     host: str
     pidfd: int | None
     ended: Ended | None = None
+    leaves: str | None = None
+    """Why it asks for the job to be started again, if it does: see :mod:`hvdlite.launch.handover`."""
 
     def send(self, number: int) -> None:
         if self.ended is None:
@@ -53,9 +56,20 @@ class _Rank:
 class Job:
     """A job of ``size`` ranks on this machine; :meth:`run` returns its exit code."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], size: int, directory: Path, *, grace_seconds: float, verbose: bool) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        size: int,
+        directory: Path,
+        *,
+        grace_seconds: float,
+        verbose: bool,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``look`` is called several times a second while the job runs."""
         self._arguments, self._environment, self._size, self._directory = list(arguments), dict(environment), size, directory
-        self._grace_seconds, self._verbose = grace_seconds, verbose
+        self._grace_seconds, self._verbose, self._look = grace_seconds, verbose, look
         self._ranks: dict[int, _Rank] = {}
         self._first: Ended | None = None  # the first rank that failed
         self._stop: int | None = None  # the signal that ends the job
@@ -69,6 +83,22 @@ class Job:
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
+
+    @property
+    def first_failure(self) -> Ended | None:
+        """The rank that failed first."""
+        return self._first
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal ended the job."""
+        return self._stop is not None
+
+    def left(self, why: str) -> bool:
+        """Whether the job ended because ranks asked, for this reason, for it to be started again."""
+        first = self._first
+        asked = self._ranks.values() if first is None else [self._ranks[first.rank]]
+        return any(rank.leaves == why for rank in asked)
 
     def stop_because_nobody_reads(self) -> None:
         """Our own output is broken (``| head``): end the job as that would end any program. Any thread may call this."""
@@ -134,6 +164,7 @@ class Job:
                 while self._signals:
                     self._on_signal(self._signals.popleft())
                 self._check_deadline()
+                self._look()
                 if gone and self._events not in ready:
                     return
 
@@ -163,6 +194,8 @@ class Job:
                 event = json.loads(line)
                 if "pid" in event:
                     self._on_start(event["rank"], event["pid"], event["monitor"], event["host"])
+                elif "leaves" in event:
+                    self._ranks[event["rank"]].leaves = event["leaves"]
                 else:
                     self._on_end(event["rank"], event["code"])
 
@@ -180,9 +213,11 @@ class Job:
     def _on_end(self, rank: int, code: int) -> None:
         known = self._ranks.setdefault(rank, _Rank(0, 0, socket.gethostname(), None))
         known.ended = Ended(rank, known.pid, known.host, code, time.monotonic() - self._started)
-        if code != 0 and self._first is None and self._stop is None:
+        if code != 0 and self._first is None and self._stop is None and not self._killed:
             self._first = known.ended
             self._end_ranks(signal.SIGTERM, _OTHERS_SECONDS)
+        elif known.leaves and self._kill_at is None:  # the others do the same
+            self._kill_at = time.monotonic() + _OTHERS_SECONDS
 
     def _on_signal(self, number: int) -> None:
         if number in _FORWARDED:
@@ -221,7 +256,7 @@ class Job:
 
     def _clean_up(self) -> None:
         """Leave no process of the job behind: release the monitors, then wait for mpiexec, which tidies up after itself."""
-        good = self._all_ended() and not self._first and self._stop is None
+        good = self._all_ended() and not self._first and self._stop is None and not any(r.leaves for r in self._ranks.values())
         stray = [] if good else _descendants(self._mpiexec.pid)
         self._send(signal.SIGKILL)
         for rank in self._ranks.values():
@@ -257,7 +292,7 @@ class Job:
             if self._stop != signal.SIGPIPE:
                 warn(f"stopped by {signal_name(self._stop)} after {seconds:.1f} s")
             return 128 + self._stop
-        if self._all_ended():
+        if self._all_ended() or self.left(handover.HOSTS):
             return 0
         code = self._mpiexec.returncode
         for line in self._said.decode("utf-8", "replace").splitlines():

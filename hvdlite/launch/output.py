@@ -43,8 +43,18 @@ class Output:
     """The pipes of all ranks, and the thread that empties them."""
 
     def __init__(
-        self, job_directory: Path, size: int, *, prefix: bool, folder: Path | None, shown: Collection[int] | None, on_broken: Callable[[], None]
+        self,
+        job_directory: Path,
+        size: int,
+        *,
+        prefix: bool,
+        folder: Path | None,
+        shown: Collection[int] | None,
+        on_broken: Callable[[], None],
+        largest_size: int = 0,
+        append: bool = False,
     ) -> None:
+        """``largest_size``: for the width of numbers in names of files, where other jobs write there too; ``append``: after what is there."""
         self._selector = selectors.DefaultSelector()
         self._sources: list[_Source] = []
         self._on_broken = on_broken
@@ -59,7 +69,9 @@ class Output:
                 stream = Stream(screens[number - 1], self._writer(number), prefix=f"[{rank}] " if prefix else "", live=rank == 0)
                 visible = shown is None or rank in shown
                 # Opened for writing too: then there is no end of file before the first writer comes nor between two of them.
-                source = _Source(os.open(path, os.O_RDWR | os.O_NONBLOCK), stream if visible else None, _open_log(folder, rank, size, name))
+                source = _Source(
+                    os.open(path, os.O_RDWR | os.O_NONBLOCK), stream if visible else None, _open_log(folder, rank, max(size, largest_size), name, append)
+                )
                 self._sources.append(source)
                 self._selector.register(source.fd, selectors.EVENT_READ, source)
         self._thread = threading.Thread(target=self._run, name="hvdlite-output", daemon=True)
@@ -149,10 +161,10 @@ def _screens() -> tuple[Screen, Screen]:
     return first, first if same else Screen(is_terminal=os.isatty(2))
 
 
-def _open_log(folder: Path | None, rank: int, size: int, name: str) -> BinaryIO | None:
+def _open_log(folder: Path | None, rank: int, size: int, name: str, append: bool) -> BinaryIO | None:
     """``folder/rank.0/stdout``; ranks are padded with zeros so that names sort."""
     if folder is None:
         return None
     path = folder / f"rank.{rank:0{len(str(size - 1))}d}" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("wb", buffering=0)
+    return path.open("ab" if append else "wb", buffering=0)

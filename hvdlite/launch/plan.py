@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Options:
 class Plan:
     """A command line, and the variables it gets beyond those of this process."""
 
+    command: Command
     mpi: mpiexec.Installation
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
@@ -60,7 +61,12 @@ def prepare(command: Command, options: Options) -> Plan:
         LaunchError: there is no usable MPI.
     """
     command, answer, notes = _with_hvdlite(command)
-    mpi = mpiexec.find(answer)
+    return build(command, mpiexec.find(answer), options, notes)
+
+
+def build(command: Command, mpi: mpiexec.Installation, options: Options, notes: Sequence[str] = ()) -> Plan:
+    """The command line of a command that hvdlite can run, under an MPI that was found."""
+    notes = list(notes)
     cores, size = len(os.sched_getaffinity(0)), options.size
     present = settings.snapshot()
     threads = str(max(1, cores // size))
@@ -74,11 +80,11 @@ def prepare(command: Command, options: Options) -> Plan:
     if size > cores:
         notes.append(f"{size} ranks share {cores} cores: they run, but slowly")
     if options.link is None:
-        return Plan(mpi, (*mpiexec.arguments(mpi, size), *command.worker()), variables, tuple(notes))
+        return Plan(command, mpi, (*mpiexec.arguments(mpi, size), *command.worker()), variables, tuple(notes))
     counts, hosts = shares(size, options.num_hosts), Hosts(options.num_hosts, options.link)
     network = mpiexec.Network(INTERFACE, _SHELL, ",".join(f"{a}:{n}" for a, n in zip(hosts.addresses, counts, strict=True)))
     variables |= mpiexec.network_environment(mpi, INTERFACE)
-    return Plan(mpi, (*mpiexec.arguments(mpi, size, network), *command.worker()), variables, tuple(notes), hosts)
+    return Plan(command, mpi, (*mpiexec.arguments(mpi, size, network), *command.worker()), variables, tuple(notes), hosts)
 
 
 def shares(size: int, num_hosts: int) -> list[int]:
@@ -94,30 +100,56 @@ def shares(size: int, num_hosts: int) -> list[int]:
 
 def execute(plan: Plan, options: Options) -> int:
     """Run the job and return its exit code."""
-    environment = settings.snapshot()
-    settings.scrub_launcher_variables(environment)  # a job started inside a job is a job of its own
+    with folder() as directory, _on_hosts(plan, directory) as arguments:
+        job = make_job(replace(plan, arguments=tuple(arguments)), options, directory)
+        output = make_output(options, directory, job, prefix=options.prefix and options.size > 1)
+        return job.run(output, _feeder(directory))
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for a job, gone afterwards.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
     try:
         directory = Path(tempfile.mkdtemp(prefix="hvdlite-"))
     except OSError as error:
         raise LaunchError(f"no folder for the job can be made in {tempfile.gettempdir()} ({error}); free space is expected there; set TMPDIR") from None
     try:
-        environment |= {**plan.variables, settings.env_name("job_dir"): str(directory)}
-        with _on_hosts(plan, directory) as arguments:
-            job = Job(arguments, environment, options.size, directory, grace_seconds=options.grace_seconds, verbose=options.verbose)
-            try:
-                output = Output(
-                    directory,
-                    options.size,
-                    prefix=options.prefix and options.size > 1,
-                    folder=options.output_folder,
-                    shown=options.shown_ranks,
-                    on_broken=job.stop_because_nobody_reads,
-                )
-            except OSError as error:
-                raise SettingError(f"cannot write to {options.output_folder} ({error}); a folder is expected; choose another --output-filename") from None
-            return job.run(output, _feeder(directory))
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_job(plan: Plan, options: Options, directory: Path, more: Mapping[str, str] | None = None, look: Callable[[], None] = lambda: None) -> Job:
+    """The job of a plan, in its folder; ``more`` variables for the ranks, and what to call while it runs."""
+    environment = settings.snapshot()
+    settings.scrub_launcher_variables(environment)  # a job started inside a job is a job of its own
+    environment |= {**plan.variables, **(more or {}), settings.env_name("job_dir"): str(directory)}
+    return Job(plan.arguments, environment, options.size, directory, grace_seconds=options.grace_seconds, verbose=options.verbose, look=look)
+
+
+def make_output(options: Options, directory: Path, job: Job, *, prefix: bool, largest_size: int = 0, append: bool = False) -> Output:
+    """What shows and files the output of a job.
+
+    Raises:
+        SettingError: the files cannot be written.
+    """
+    try:
+        return Output(
+            directory,
+            options.size,
+            prefix=prefix,
+            folder=options.output_folder,
+            shown=options.shown_ranks,
+            on_broken=job.stop_because_nobody_reads,
+            largest_size=largest_size,
+            append=append,
+        )
+    except OSError as error:
+        raise SettingError(f"cannot write to {options.output_folder} ({error}); a folder is expected; choose another --output-filename") from None
 
 
 @contextlib.contextmanager
@@ -135,11 +167,12 @@ def _on_hosts(plan: Plan, directory: Path) -> Iterator[list[str]]:
 def _as_horovod(present: Mapping[str, str]) -> dict[str, str]:
     """The variables by which ranks, and what they start in turn, find hvdlite under the name horovod.
 
-    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning.
+    What ran there must run here: Horovod does not compare the ranks' weights before the first step, so a difference is only a warning; and while ranks
+    have joined, its means are divided by the number of all.
     """
-    check = settings.env_name("check_parameters")
+    check, join = settings.env_name("check_parameters"), settings.env_name("join")
     path = os.pathsep.join([str(FOLDER), *filter(None, [present.get("PYTHONPATH")])])
-    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn"}
+    return {settings.env_name("as_horovod"): "1", "PYTHONPATH": path, check: present.get(check) or "warn", join: present.get(join) or "horovod"}
 
 
 def _with_hvdlite(command: Command) -> tuple[Command, Mapping[str, object], list[str]]:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
 
 from ..errors import CompressionError
 
@@ -46,7 +47,7 @@ def run(kind: str, target: str, arguments: list[str], *, failed: Failed) -> None
         leave(1)
 
 
-def leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """End the process now: flush what was printed, run nothing else."""
     for stream in (sys.stdout, sys.stderr):
         try:

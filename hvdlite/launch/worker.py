@@ -77,12 +77,12 @@ def _wait_for(child: int, rank: int, job_directory: str) -> None:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    _tell(job_directory, {"rank": rank, "code": code})
+    tell(job_directory, {"rank": rank, "code": code})
     signal.sigwait({signal.SIGTERM})
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _tell(job_directory: str, event: dict[str, object]) -> None:
+def tell(job_directory: str, event: dict[str, object]) -> None:
     """Write one event: short enough to be atomic."""
     with contextlib.suppress(OSError):  # the launcher is gone, and so are we, soon
         pipe = os.open(Path(job_directory) / EVENTS, os.O_WRONLY | os.O_NONBLOCK)
@@ -104,7 +104,7 @@ def _become(rank: int, job_directory: str, monitor: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTTIN):
         signal.signal(number, signal.SIG_DFL)
-    _tell(job_directory, {"rank": rank, "pid": os.getpid(), "monitor": monitor, "host": socket.gethostname()})
+    tell(job_directory, {"rank": rank, "pid": os.getpid(), "monitor": monitor, "host": socket.gethostname()})
     source = Path(job_directory) / STDIN
     stdin = os.open(source if rank == 0 and source.exists() else os.devnull, os.O_RDONLY)
     os.dup2(stdin, 0)
@@ -137,7 +137,7 @@ def _run(arguments: list[str], rank: int, job_directory: str) -> None:
     kind, target, rest = arguments[0], arguments[1], arguments[2:]
 
     def failed(kind_of_error: str, text: str) -> None:
-        _record(rank, job_directory, kind_of_error, text)
+        record(rank, job_directory, kind_of_error, text)
 
     if kind != "program":
         if settings.as_horovod():
@@ -152,13 +152,13 @@ def _run(arguments: list[str], rank: int, job_directory: str) -> None:
         script.leave(126)
 
 
-def _record(rank: int, job_directory: str, kind: str, text: str) -> None:
+def record(rank: int, job_directory: str, kind: str, text: str) -> None:
     """Leave the cause of our end for the launcher."""
     path = failure_path(job_directory, rank)
-    record = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "type": kind, "text": text[:4000], "time": time.time()}
+    found = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "type": kind, "text": text[:4000], "time": time.time()}
     with contextlib.suppress(OSError):  # a full disk must not keep us from ending
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(record), encoding="utf-8")
+        new.write_text(json.dumps(found), encoding="utf-8")
         os.replace(new, path)
 
 

@@ -4,7 +4,7 @@ Results are written into the arrays that were handed in, where a collective keep
 """
 
 from ._base import check_arrays
-from ._reduction import Average, Max, Min, Product, ReduceOp, Sum, check_reducible
+from ._reduction import Adasum, Average, Max, Min, Product, ReduceOp, Sum, check_compressible, check_reducible
 from .allgather import AllGatherOperation, GroupedAllGatherOperation
 from .allreduce import AllReduceOperation, Carrier
 from .alltoall import AllToAllOperation
@@ -13,6 +13,7 @@ from .broadcast import BroadcastOperation
 from .reducescatter import GroupedReduceScatterOperation, ReduceScatterOperation, shared_rows
 
 __all__ = [
+    "Adasum",
     "AllGatherOperation",
     "AllReduceOperation",
     "AllToAllOperation",
@@ -29,6 +30,7 @@ __all__ = [
     "ReduceScatterOperation",
     "Sum",
     "check_arrays",
+    "check_compressible",
     "check_reducible",
     "shared_rows",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..arrays import Array, ops
-from ..errors import SettingError
+from ..errors import HorovodInternalError, SettingError
+from ..members import Members
 from ..negotiation import Vote
 from ..submissions import Program
 
@@ -17,7 +18,46 @@ class Operation:
     """What the collectives share: they run alone, and their values do not matter to the agreement."""
 
     kind: ClassVar[str]
+    name: str
     nbytes: int = 0
+    num_ranks: int
+    rank: int
+    present: tuple[int, ...] | None = None
+    """Who does it, where other ranks have joined; None: all."""
+    counts_all = False
+    """A mean is divided by the number of all ranks, whoever takes part."""
+
+    @property
+    def count(self) -> int:
+        """How many take part."""
+        return self.num_ranks if self.present is None else len(self.present)
+
+    @property
+    def place(self) -> int:
+        """This rank's number among those who take part."""
+        return self.rank if self.present is None else self.present.index(self.rank)
+
+    @property
+    def divisor(self) -> int:
+        """Of a mean."""
+        return self.num_ranks if self.counts_all else self.count
+
+    def take_part(self, present: tuple[int, ...] | None, *, counts_all: bool = False) -> None:
+        """Before it runs: who does it, in ascending order; None: all. ``counts_all``: a mean is still divided by the number of all."""
+        self.present, self.counts_all = present, counts_all
+
+    def why_not(self, joined: Collection[int], members: Members) -> HorovodInternalError | None:
+        """What speaks against running it without these; the same on every rank."""
+        return None
+
+    def by_rank(self, numbers: Sequence[int]) -> list[int]:
+        """Numbers for those who take part, with zeros for the others."""
+        if self.present is None:
+            return list(numbers)
+        found = [0] * self.num_ranks
+        for rank, number in zip(self.present, numbers, strict=True):
+            found[rank] = number
+        return found
 
     def vote(self) -> Vote:
         """This rank's votes; asked once, on the communication thread."""

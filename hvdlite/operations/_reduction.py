@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
-from ..errors import SettingError
+from ..compression import Compressor
+from ..errors import CompressionError, SettingError, UnsupportedError
 
 
 class ReduceOp(enum.IntEnum):
@@ -17,12 +18,13 @@ class ReduceOp(enum.IntEnum):
 
     Average = 0
     Sum = 1
+    Adasum = 2
     Min = 3
     Max = 4
     Product = 5
 
 
-Average, Sum, Min, Max, Product = ReduceOp
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 COMBINE: dict[ReduceOp, Literal["sum", "min", "max", "product"]] = {Average: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 """What is done to the ranks' values; a mean is their sum, divided afterwards."""
@@ -36,9 +38,19 @@ def check_reducible(name: str, dtype: str, op: ReduceOp, prescale: float, postsc
         )
     if dtype.startswith("complex") and op in (Min, Max):
         raise SettingError(f"{name!r} is complex, and op={op.name} needs an order; Sum, Average or Product is expected")
+    if op is Adasum and (not is_floating(dtype) or dtype.startswith("complex")):
+        raise UnsupportedError(f"{name!r} has dtype {dtype}, and op=Adasum scales by fractions; a real floating type is expected; convert it, or pass op=Sum")
     for what, value in (("prescale_factor", prescale), ("postscale_factor", postscale)):
         if not math.isfinite(value):
             raise SettingError(f"{what}={value} for {name!r}; a finite number is expected")
+
+
+def check_compressible(name: str, compressor: Compressor, op: ReduceOp) -> None:
+    """Raise :class:`hvdlite.errors.CompressionError` where a compressor, which estimates a mean, is asked for something else."""
+    if op in (Average, Sum) or (op is Adasum and compressor.rounding):
+        return
+    expected = "fp16 or bf16, which only round, is" if op is Adasum else "Average or Sum is"
+    raise CompressionError(f"{name}: {compressor.spec} cannot compress op={op.name}; {expected} expected; leave compression out")
 
 
 def divide(flat: Array, divisor: int) -> None:

@@ -53,15 +53,17 @@ class GroupedAllGatherOperation(Operation):
         sizes = lengths * row_bytes
         by_rank = yield AllGather((byte_vector(self.arrays),), tuple(int(n) for n in sizes.sum(axis=1)))
         ends = [list(accumulate(row.tolist())) for row in sizes]
-        return [
-            self._joined(array, [raw[end[i] - int(size[i]) : end[i]] for (raw,), end, size in zip(by_rank, ends, sizes, strict=True)], lengths[:, i].tolist())
-            for i, array in enumerate(self.arrays)
-        ]
+        results = []
+        for i, array in enumerate(self.arrays):
+            pieces = [raw[end[i] - int(size[i]) : end[i]] for (raw,), end, size in zip(by_rank, ends, sizes, strict=True)]
+            rows = lengths[:, i].tolist()
+            results.append((self._joined(array, pieces, sum(rows)), self.by_rank(rows)))
+        return results
 
     @staticmethod
-    def _joined(like: Array, pieces: list[Array], lengths: list[int]) -> tuple[Array, list[int]]:
+    def _joined(like: Array, pieces: list[Array], num_rows: int) -> Array:
         xp = ops(like)
-        return xp.from_bytes(xp.concat(pieces), dtype_name(like), (sum(lengths), *like.shape[1:])), lengths
+        return xp.from_bytes(xp.concat(pieces), dtype_name(like), (num_rows, *like.shape[1:]))
 
 
 class AllGatherOperation(GroupedAllGatherOperation):

@@ -11,13 +11,13 @@ import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllReduce, Bucket, Compressor, Exchange, Finish, PieceBytes, Sent, Start, Step
-from ..compression._two_sided import Cast, two_sided
-from ..errors import SettingError
+from ..compression._two_sided import Cast, Codec, two_sided
 from ..negotiation import Signature, Vote
 from ..submissions import Program
 from ..transports import Across, NodeReduce, NodeShare
+from ._adasum import adasum
 from ._base import Operation, check_arrays, deal_out
-from ._reduction import COMBINE, Average, ReduceOp, Sum, divide, scale
+from ._reduction import COMBINE, Adasum, Average, ReduceOp, Sum, check_compressible, divide, scale
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class AllReduceOperation(Operation):
     kind: ClassVar[str] = "allreduce"
 
     def __post_init__(self) -> None:
-        if self.compressor is not None and self.op not in (Average, Sum):
-            raise SettingError(f"{self.name!r}: {self.compressor.spec} cannot compress op={self.op.name}; Average or Sum is expected; reduce it uncompressed")
+        if self.compressor is not None:
+            check_compressible(repr(self.name), self.compressor, self.op)
         check_arrays(self.name, self.arrays)
         shapes = self.layout or [(self.name, tuple(a.shape)) for a in self.arrays]
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
@@ -138,39 +138,58 @@ class AllReduceOperation(Operation):
         if self.prescale != 1.0:
             scale(flat, self.prescale)
         layout = self.layout or [(name, tuple(a.shape)) for name, a in group]
-        if compressor is not None:
+        if self.op is Adasum:
+            codec = Cast(dtype_name(flat)) if compressor is None else compressor.rounding
+            assert codec is not None
+            yield from self._adaptively_summed(flat, layout, codec)
+        elif compressor is not None:
             yield from self._compressed(flat, layout, compressor)
         else:
             yield from self._plain(flat)
         if len(group) > 1:
             deal_out(flat, [array for _, array in group])
 
+    def _adaptively_summed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], codec: Codec) -> Program:
+        """Each tensor by itself, however many travel together."""
+        lengths = [math.prod(shape) for _, shape in layout]
+        if self.count > 1:
+            given = flat if self.compressor is None else ops(flat).cast(flat, "float32")
+            yield from adasum(given, lengths, self.place, self.count, codec)
+            if given is not flat:
+                flat[...] = ops(flat).cast(given, dtype_name(flat))
+        if self.postscale != 1.0:
+            scale(flat, self.postscale)
+
     def _plain(self, flat: Array) -> Program:
         dtype, op = dtype_name(flat), COMBINE[self.op]
-        factor = self.postscale / (self.num_ranks if self.op is Average else 1)
+        is_resident = self.resident and self.present is None
+        factor = self.postscale / (self.divisor if self.op is Average else 1)
         if dtype in NARROW_FLOATS:
-            result, _ = yield from two_sided(Bucket.of(flat, [], self.rank, self.num_ranks), Cast(dtype), op, factor)
+            result, _ = yield from two_sided(Bucket.of(flat, [], self.place, self.count), Cast(dtype), op, factor)
             if result is not flat:
                 flat[...] = result
             return
         if dtype == "bool":
             flat = flat.view(np.uint8)
         if is_floating(dtype):
-            yield AllReduce(flat, op, self.resident, self.prescale == 1.0, factor)
+            yield AllReduce(flat, op, is_resident, self.prescale == 1.0, factor)
             return
-        yield AllReduce(flat, op, self.resident)
+        yield AllReduce(flat, op, is_resident)
         if self.op is Average:
-            divide(flat, self.num_ranks)
+            divide(flat, self.divisor)
         if self.postscale != 1.0:
             scale(flat, self.postscale)
 
     def _compressed(self, flat: Array, layout: Sequence[tuple[str, tuple[int, ...]]], compressor: Compressor) -> Program:
         xp, dtype = ops(flat), dtype_name(flat)
         if self.carrier is not None and dtype == "float32":
-            yield from self._carried(flat, layout, compressor, self.carrier)
+            if self.present is None:
+                yield from self._carried(flat, layout, compressor, self.carrier)
+            else:  # of a node some may be away, and what the compressor remembers is the node's: it waits until all are back
+                yield from self._plain(flat)
             return
         given = flat if compressor.any_dtype else xp.cast(flat, "float32")
-        mean, _ = yield from compressor.exchange(Bucket.of(given, layout, self.rank, self.num_ranks))
+        mean, _ = yield from compressor.exchange(Bucket.of(given, layout, self.place, self.count))
         if mean is not flat:
             flat[...] = xp.cast(mean, dtype)
         self._rescale(flat)
@@ -186,7 +205,7 @@ class AllReduceOperation(Operation):
         yield NodeShare(flat, carrier.local_rank)
 
     def _rescale(self, mean: Array) -> None:
-        factor = self.postscale * (self.num_ranks if self.op is Sum else 1)
+        factor = self.postscale * (self.count if self.op is Sum else self.count / self.divisor)
         if factor != 1.0:
             scale(mean, factor)
 

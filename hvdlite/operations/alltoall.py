@@ -40,15 +40,16 @@ class AllToAllOperation(Operation):
         self.signature = Signature(name=self.name, kind=self.kind, shapes=((-1, *self.array.shape[1:]),), dtypes=(dtype_name(self.array),)).encode()
 
     def program(self, vote: Vote) -> Program:
-        """First everybody's splits, then the bytes. Returns ``(received rows, how many came from each rank)``."""
+        """First everybody's splits, then the bytes. Returns ``(received rows, how many came from each rank)``. Rows for who has joined go nowhere."""
         xp, rest = ops(self.array), tuple(self.array.shape[1:])
+        receivers = list(range(self.num_ranks) if self.present is None else self.present)
         splits = np.stack([row for (row,) in (yield AllGather((self._splits,)))])  # [sender, receiver]
         sizes = splits * (math.prod(rest) * self.array.dtype.itemsize)
-        raw, ends = xp.as_bytes(self.array), np.cumsum(sizes[self.rank])
-        parts = [(raw[end - size : end],) for end, size in zip(ends, sizes[self.rank], strict=True)]
-        received = yield AllToAll(parts, sizes, self.rank)
+        raw, ends = xp.as_bytes(self.array), np.cumsum(sizes[self.place])
+        parts = [(raw[ends[r] - sizes[self.place, r] : ends[r]],) for r in receivers]
+        received = yield AllToAll(parts, np.ascontiguousarray(sizes[:, receivers]), self.place)
         lengths = splits[:, self.rank].tolist()
-        return xp.from_bytes(xp.concat([row for (row,) in received]), dtype_name(self.array), (sum(lengths), *rest)), lengths
+        return xp.from_bytes(xp.concat([row for (row,) in received]), dtype_name(self.array), (sum(lengths), *rest)), self.by_rank(lengths)
 
 
 def _checked(name: str, splits: Sequence[int] | Array | None, num_rows: int, num_ranks: int) -> Array:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..arrays import Array, dtype_name, ops
 from ..compression import Broadcast
+from ..errors import HorovodInternalError, MismatchError
+from ..members import Members
 from ..negotiation import Signature, Vote
 from ..submissions import Program
 from ._base import Operation, check_arrays, deal_out
@@ -39,6 +41,16 @@ class BroadcastOperation(Operation):
             root=self.root,
         ).encode()
 
+    def why_not(self, joined: Collection[int], members: Members) -> HorovodInternalError | None:
+        """The root must be there."""
+        if self.root not in joined:
+            return None
+        root = members.ranks[self.root]
+        return MismatchError(
+            f"{self.name!r} is broadcast from rank {root}, which has joined; a root that takes part is expected; pass the number of a rank that goes on, "
+            "or broadcast after hvd.join()"
+        )
+
     def program(self, vote: Vote) -> Program:
         """Arrays of one dtype travel together, up to a size at which another message costs nothing."""
         together: dict[str, list[Array]] = {}
@@ -55,9 +67,10 @@ class BroadcastOperation(Operation):
         return self.arrays
 
     def _sent(self, arrays: list[Array]) -> Program:
+        root = self.root if self.present is None else self.present.index(self.root)
         if len(arrays) == 1:
-            yield Broadcast(arrays[0], self.root)
+            yield Broadcast(arrays[0], root)
             return
         whole = ops(arrays[0]).concat(arrays)
-        yield Broadcast(whole, self.root)
+        yield Broadcast(whole, root)
         deal_out(whole, arrays)

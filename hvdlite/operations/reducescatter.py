@@ -12,6 +12,7 @@ import numpy as np
 
 from ..arrays import NARROW_FLOATS, Array, dtype_name, is_floating, ops
 from ..compression import AllToAll
+from ..errors import UnsupportedError
 from ..negotiation import Signature, Vote
 from ..submissions import Program
 from ..transports._shares import combine
@@ -41,6 +42,8 @@ class GroupedReduceScatterOperation(Operation):
 
     def __post_init__(self) -> None:
         names = self._labels()
+        if self.op not in COMBINE:
+            raise UnsupportedError(f"{self.name!r}: a reducescatter has no op={self.op.name}; Average, Sum, Min, Max or Product is expected; use an allreduce")
         check_has_rows(self.name, self.arrays, names, _WHY)
         self.nbytes = sum(int(a.nbytes) for a in self.arrays)
         self.signature = Signature(
@@ -58,14 +61,15 @@ class GroupedReduceScatterOperation(Operation):
         return labels(self.name, self.arrays)
 
     def program(self, vote: Vote) -> Program:
-        """Everybody sends each rank its rows, which that rank combines. Returns this rank's rows of each array."""
+        """Everybody sends each rank its rows, which that rank combines. Returns this rank's rows of each array. Those of who has joined go nowhere."""
         if not self.arrays:
             return []
         given = [self._prescaled(a) for a in self.arrays]
         rows = [shared_rows(int(a.shape[0]), self.num_ranks) for a in given]
-        parts = [byte_vector([a[share[r]] for a, share in zip(given, rows, strict=True)]) for r in range(self.num_ranks)]
-        sizes = np.broadcast_to(np.array([p.size for p in parts], np.int64), (self.num_ranks, self.num_ranks))
-        received = yield AllToAll([(p,) for p in parts], sizes, self.rank)
+        receivers = range(self.num_ranks) if self.present is None else self.present
+        parts = [byte_vector([a[share[r]] for a, share in zip(given, rows, strict=True)]) for r in receivers]
+        sizes = np.broadcast_to(np.array([p.size for p in parts], np.int64), (self.count, self.count))
+        received = yield AllToAll([(p,) for p in parts], sizes, self.place)
         results, start = [], 0
         for array, share in zip(given, rows, strict=True):
             shape = (share[self.rank].stop - share[self.rank].start, *array.shape[1:])
@@ -87,12 +91,12 @@ class GroupedReduceScatterOperation(Operation):
         pieces = [xp.from_bytes(r, "uint8" if dtype == "bool" else dtype, (math.prod(shape),)) for r in raw]
         if dtype in NARROW_FLOATS:
             pieces = [xp.cast(p, "float32") for p in pieces]
-        factor = self.postscale / (self.num_ranks if self.op is Average else 1)
+        factor = self.postscale / (self.divisor if self.op is Average else 1)
         total = xp.empty(pieces[0].shape, dtype_name(pieces[0]))
         combine(pieces, COMBINE[self.op], factor if is_floating(dtype) else 1.0, [total])
         if not is_floating(dtype):
             if self.op is Average:
-                divide(total, self.num_ranks)
+                divide(total, self.divisor)
             if self.postscale != 1.0:
                 scale(total, self.postscale)
         return (total.view(bool) if dtype == "bool" else xp.cast(total, dtype)).reshape(shape)

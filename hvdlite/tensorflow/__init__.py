@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -47,6 +48,7 @@ from hvdlite.errors import MissingDependencyError
 if find_spec("tensorflow") is None:
     raise MissingDependencyError("TensorFlow is not installed, and hvdlite.tensorflow stands on it; tensorflow>=2.16 is expected; pip install tensorflow")
 
+from . import elastic
 from .collectives import (
     allgather,
     allreduce,
@@ -64,14 +66,17 @@ from .collectives import (
     size_op,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, check_num_rank_power_of_2, join
 from .optimizer import DistributedOptimizer
+from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
+    "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -94,14 +99,17 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
@@ -112,6 +120,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",

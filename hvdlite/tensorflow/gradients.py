@@ -2,7 +2,8 @@
 
 In a graph gradients are handed over as soon as they exist, large ones by a function each, in the order in which the backward pass makes them,
 and the last function waits for all. TensorFlow runs the functions of a graph that have side effects in the order in which they were
-traced, so ranks hand over and wait in the same order, and no wait can take the thread that a hand-over needs.
+traced, so ranks hand over and wait in the same order, and no wait can take the thread that a hand-over needs. In the graphs of a session the
+wait depends on all that is handed over, and has a thread of its own.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ProcessSet, ReduceOp, global_process_set
-from hvdlite.agreement import check_start, first_difference, note_start
+from hvdlite import Adasum, Array, Average, GradientBuckets, HorovodInternalError, MismatchError, Parameter, ProcessSet, ReduceOp, global_process_set
+from hvdlite.agreement import check_start, first_difference, note_start, objects_by_rank
+from hvdlite.errors import UnsupportedError
 
 from .compression import Compression
-from .tensors import as_array, copied, in_creation_order, is_tracing, plain_python, refuse_xla
+from .tensors import apart, as_array, copied, in_creation_order, is_for_session, is_tracing, plain_python, refuse_xla
 
 Gradient: TypeAlias = Any
 """A tensor, ``tf.IndexedSlices``, or None where the loss does not depend on the parameter."""
@@ -36,7 +38,7 @@ class GradientExchange:
         name: identifies it across ranks; :meth:`hvdlite.channel.Channel.auto_name` gives one.
         parameters: name, shape, dtype and group of each, in an order that is the same on all ranks.
         compression: what a user may pass; a compressor's state belongs to this exchange.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum for dense gradients.
         predivide: divide by this before the sum, and by the rest of the number of ranks after it.
         sparse_as_dense: exchange ``IndexedSlices`` as dense tensors.
         weights: gives the parameters' values, in order; ranks compare them in the second step, since Horovod's scripts make them equal at the end of
@@ -129,10 +131,13 @@ class GradientExchange:
         with tf.name_scope("hvdlite_exchange"):
             given = {i: self._slices(i, gradients[i]) if self._is_sparse(i) else (self._dense(i, gradients[i]),) for i in present}
             *early, last = self._calls(in_creation_order({i: gradients[i] for i in given}))
-            for numbers in early:
-                tf.numpy_function(partial(self._traced_hand_over, numbers), [t for i in numbers for t in given[i]], [])
             types = [tf.as_dtype(dtype) for i in wanted for dtype in [tf.int64] * self._is_sparse(i) + [self._parameters[i].dtype]]
-            outputs = iter(tf.numpy_function(partial(self._traced_finish, last, wanted, left_out), [t for i in last for t in given[i]], types))
+            if is_for_session():
+                outputs = iter(self._in_session([*early, last], given, wanted, left_out, types))
+            else:
+                for numbers in early:
+                    tf.numpy_function(partial(self._traced_hand_over, numbers), [t for i in numbers for t in given[i]], [])
+                outputs = iter(tf.numpy_function(partial(self._traced_finish, last, wanted, left_out), [t for i in last for t in given[i]], types))
         results: list[Gradient] = [None] * len(gradients)
         for i in wanted:
             parameter, first = self._parameters[i], next(outputs)
@@ -142,6 +147,18 @@ class GradientExchange:
             else:
                 results[i] = tf.ensure_shape(first, parameter.shape)
         return results
+
+    def _in_session(
+        self, calls: Sequence[Sequence[int]], given: dict[int, tuple[tf.Tensor, ...]], wanted: Sequence[int], left_out: Sequence[int], types: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
+        """A session keeps no order by itself, and its threads must not wait: see :func:`apart`."""
+        handed = [tf.numpy_function(partial(self._session_hand_over, numbers), [t for i in numbers for t in given[i]], tf.int64) for numbers in calls]
+        return apart(lambda _: self._traced_finish((), wanted, left_out), tf.add_n(handed), types)
+
+    def _session_hand_over(self, numbers: Sequence[int], *arrays: Array) -> Array:
+        """Returns something, so that what waits can depend on it."""
+        self._traced_hand_over(numbers, *arrays)
+        return np.int64(len(numbers))
 
     def _calls(self, order: Sequence[int]) -> list[list[int]]:
         """Which gradients one function hands over. A call costs as much as copying :data:`_CALL_BYTES`, so small ones go together; the last waits, too."""
@@ -210,8 +227,6 @@ class GradientExchange:
     def _gather(self, i: int, indices: Array, values: Array) -> None:
         self._begin(i)
         name = f"{self._name}.{self._parameters[i].name}"
-        if self._op is Average:
-            values = (values / hvdlite.world().channel(self._process_set).topology.size).astype(values.dtype)
         parts = (indices, "indices"), (values, "values")
         first, second = (hvdlite.allgather_async(np.array(array, order="C"), name=f"{name}.{what}", process_set=self._process_set) for array, what in parts)
         self._gathers[i] = first, second
@@ -238,15 +253,21 @@ class GradientExchange:
                 check_start(weights, self._remedy, is_first=False, process_set=self._process_set)
         absent = self._buckets.finish() if self._buckets is not None else frozenset()
         with hvdlite.world().metrics.exposed():
-            return absent, {i: (indices.wait()[0], values.wait()[0]) for i, (indices, values) in gathers.items()}
+            return absent, {i: (indices.wait()[0], self._mean_of(values)) for i, (indices, values) in gathers.items()}
+
+    def _mean_of(self, values: hvdlite.Handle) -> Array:
+        """Gathered values, divided by the number of ranks that took part, if a mean is wanted."""
+        whole, _ = values.wait()
+        return (whole / values.num_ranks).astype(whole.dtype) if self._op is Average else whole
 
     def _agree(self, kinds: list[str]) -> None:
         """Before the first exchange: that the ranks train the same parameters, which of them are sparse, and how they lie in the buckets."""
         if self._kinds:
             return
         mine = [(p.name, p.shape, p.dtype) for p in self._parameters]
-        everyone = hvdlite.allgather_object((mine, kinds, self._order), f"{self._name}.parameters", process_set=self._process_set)
-        problem = first_difference([theirs for theirs, _, _ in everyone], self._process_set)
+        gathered = objects_by_rank((mine, kinds, self._order), f"{self._name}.parameters", self._process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _, _ in everyone], self._process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         agreed = []
@@ -257,6 +278,10 @@ class GradientExchange:
                 raise MismatchError(
                     f"the gradient of {parameter.name!r} is {seen[0]} on rank {first} but {other} on another rank; "
                     "all ranks must agree; build the same model on every rank, or pass sparse_as_dense=True"
+                )
+            if self._op is Adasum and _SPARSE in seen:
+                raise UnsupportedError(
+                    f"the gradient of {parameter.name!r} is {_SPARSE}, of which op=Adasum has no meaning; dense tensors are expected; pass sparse_as_dense=True"
                 )
             agreed.append(next((k for k in seen if k != _ABSENT), _ABSENT))
         self._kinds = agreed

@@ -11,13 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Average, ProcessSet, ReduceOp, Sum, global_process_set
+from hvdlite import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
 from hvdlite.agreement import override
+from hvdlite.operations import check_compressible
 
 from .collectives import grouped_allreduce
+from .collectives.allreduce import reduced_slices
 from .compression import Compression
 from .gradients import GradientExchange
-from .tensors import plain_python
+from .tensors import is_for_session, plain_python
 from .variables import is_variable, number_groups, parameters_of
 
 
@@ -47,6 +49,23 @@ class Options:
         return found
 
 
+def options_from(compression: Any, op: ReduceOp, predivide: float, num_groups: int, groups: Any, sparse_as_dense: bool, process_set: ProcessSet) -> Options:
+    """Horovod's arguments, checked.
+
+    Raises:
+        ValueError: an option that cannot be used.
+    """
+    op = ReduceOp(op)
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op={op.name} given; Average, Sum or Adasum is expected, since gradients are added up")
+    if predivide != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=3)
+        groups = groups or num_groups
+    return Options(compression, op, predivide, groups, sparse_as_dense, process_set)
+
+
 def _identity(compression: Any) -> Hashable:
     """What tells one compression from another. Scripts may make the same compressor anew in every step."""
     spec = "none" if compression is None else getattr(compression, "spec", compression)
@@ -57,6 +76,7 @@ def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> Grad
     compression = override(options.compression, Compression.resolve(options.compression))
     parameters = parameters_of(variables, options.groups)
     weak = [weakref.ref(v) for v in variables]
+    weights = None if is_for_session() else lambda: [v() for v in weak]  # only a session itself can read its variables
     exchange = GradientExchange(
         name,
         parameters,
@@ -64,10 +84,11 @@ def _new_exchange(name: str, variables: Sequence[Any], options: Options) -> Grad
         op=options.op,
         predivide=options.predivide,
         sparse_as_dense=options.sparse_as_dense,
-        weights=lambda: [v() for v in weak],
+        weights=weights,
         process_set=options.process_set,
     )
     if exchange.compressor is not None:
+        check_compressible("DistributedGradientTape()", exchange.compressor, options.op)
         exchange.compressor.check({p.name: p.shape for p in parameters})
         hvdlite.world().remark_on(exchange.compressor.spec)
     return exchange
@@ -113,10 +134,17 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         if self._scale_local:
             for i, source in enumerate(flat):
                 if id(source) in self._local and found[i] is not None:
-                    found[i] = _scaled(found[i], 1.0 / channel.topology.size)
+                    found[i] = scaled(found[i], 1.0 / channel.topology.size)
         if tf.UnconnectedGradients(unconnected_gradients) is tf.UnconnectedGradients.ZERO:
             found = {i: tf.zeros_like(flat[i]) if g is None else g for i, g in found.items()}
         return tf.nest.pack_sequence_as(sources, [found[i] for i in range(len(flat))])
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """What :meth:`gradient` gives, as pairs of source and gradient: those of local sources, and the others."""
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
+        return [p for p in pairs if id(p[0]) in self._local], [p for p in pairs if id(p[0]) not in self._local]
 
     def _combine(self, shared: Sequence[int], sources: Sequence[Any], found: dict[int, Any]) -> None:
         """Variables through the exchange that is kept for them; tensors, which live for one step, by themselves."""
@@ -126,14 +154,18 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
             exchange = options.exchange_for([sources[i] for i in variables])
             found.update(zip(variables, exchange.exchange([found[i] for i in variables]), strict=True))
         tensors = [i for i in shared if i not in variables and found[i] is not None]
-        if tensors:
-            given = [found[i] if not options.sparse_as_dense else tf.convert_to_tensor(found[i]) for i in tensors]
+        slices = [] if options.sparse_as_dense else [i for i in tensors if isinstance(found[i], tf.IndexedSlices)]
+        found.update((i, reduced_slices(found[i], options.op, None, options.process_set)) for i in slices)
+        dense = [i for i in tensors if i not in slices]
+        if dense:
+            given = [tf.convert_to_tensor(found[i]) for i in dense]
             pre = 1.0 / options.predivide
             reduced = grouped_allreduce(given, None, "", "", options.compression, options.op, pre, options.predivide, options.process_set)
-            found.update(zip(tensors, reduced, strict=True))
+            found.update(zip(dense, reduced, strict=True))
 
 
-def _scaled(gradient: Any, factor: float) -> Any:
+def scaled(gradient: Any, factor: float) -> Any:
+    """A gradient times a number."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.values.dtype), gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(factor, gradient.dtype)
@@ -161,7 +193,7 @@ def DistributedGradientTape(
         device_sparse: ignored.
         compression: a spec such as ``"powersgd:rank=4"``, or ``Compression.x``.
         sparse_as_dense: exchange ``IndexedSlices`` as dense tensors; else their slices are gathered, and no compressor sees them.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum: of the gradients, each by itself, all dense, compressed by fp16 or bf16 if at all.
         gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of variables that must travel together.
@@ -210,14 +242,6 @@ def PartialDistributedGradientTape(
     """
     if hvdlite.is_initialized():
         hvdlite.world().partners(process_set)  # raises for a set that is not registered
-    op = ReduceOp(op)
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op.name} given; Average or Sum is expected, since gradients are added up")
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
-        groups = groups or num_groups
+    options = options_from(compression, op, gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set)
     layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]
-    options = Options(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
     return _DistributedTape(gradtape, options, [v for layer in layers for v in layer.trainable_variables], scale_local_gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,8 +38,43 @@ def copied(array: Array) -> Array:
 
 
 def is_tracing() -> bool:
-    """Whether a ``tf.function`` is being traced."""
+    """Whether a graph is being built: by ``tf.function``, or for a session."""
     return not tf.executing_eagerly()
+
+
+def is_for_session() -> bool:
+    """Whether a graph is being built that a session will run (TensorFlow 1).
+
+    A ``tf.function`` runs its functions in the order in which they were made. A session runs whatever is ready, in as many threads as it has, and only
+    what leads to the wanted tensors.
+    """
+    return is_tracing() and not getattr(tf.compat.v1.get_default_graph(), "_add_control_dependencies", False)
+
+
+def apart(function: Callable[[Any], list[Array]], argument: tf.Tensor, dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """In a graph, call a function that may wait for long, in a thread of its own and in no order but that of the data.
+
+    A function that waits for other ranks in one of TensorFlow's threads, or before whatever comes next, may keep this rank from handing over what those
+    ranks wait for: ranks that come to their collectives in different order would wait forever. Data pipelines have threads of their own, so this is a
+    pipeline with one element. The graph of a ``tf.function`` puts whatever has effects in order; a function without effects in it, which may not be
+    dissolved, escapes that.
+    """
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+
+    def wait(argument: tf.Tensor) -> list[tf.Tensor]:
+        pipeline = tf.data.Dataset.from_tensors(argument).map(lambda a: tf.numpy_function(function, [a], dtypes))
+        return list(pipeline.with_options(options).get_single_element())
+
+    if is_for_session():
+        return wait(argument)
+    body = tf.function(wait, experimental_attributes={"_noinline": True}, autograph=False).get_concrete_function(tf.TensorSpec((), argument.dtype))
+    body.add_to_graph()
+    results = list(tf.raw_ops.PartitionedCall(args=[argument], Tout=list(dtypes), f=body))
+    tf.compat.v1.get_default_graph().control_outputs.append(results[0].op)  # waited for though nobody may use the result
+    return results
 
 
 def refuse_xla(what: str) -> None:

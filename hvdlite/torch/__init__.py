@@ -1,6 +1,7 @@
 """hvdlite for PyTorch: ``import hvdlite.torch as hvd``. Names, arguments and defaults are Horovod's."""
 
 from hvdlite import (
+    Adasum,
     Average,
     HorovodInternalError,
     Max,
@@ -41,6 +42,7 @@ from hvdlite import (
     stop_timeline,
 )
 
+from . import elastic
 from .collectives import (
     Handle,
     allgather,
@@ -70,11 +72,12 @@ from .collectives import (
     synchronize,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters, join
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -111,6 +114,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
@@ -126,6 +130,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "metrics",

@@ -16,6 +16,19 @@ allgather_object = hvdlite.allgather_object
 broadcast_object = hvdlite.broadcast_object
 
 
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and wait until all ranks have said so. Returns the last one to say it.
+
+    Ranks that go on communicate among themselves: means are those of the ranks that take part, compressed or not, and rows come from them and go to
+    them alone. A rank that has waited here has the weights of its last step; ``broadcast_parameters(model.state_dict(), root_rank=hvd.join())``
+    gives all ranks those of the last one, and ``broadcast_optimizer_state`` what its optimizer keeps.
+
+    Args:
+        device: ignored.
+    """
+    return hvdlite.join()
+
+
 def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite parameters with those of ``root_rank``, in place.
 

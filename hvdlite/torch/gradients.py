@@ -14,11 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 import hvdlite
 from hvdlite import GradientBuckets, MismatchError, Parameter, ProcessSet, ReduceOp, SettingError
-from hvdlite.agreement import WeightsWatch, check_start, first_difference
+from hvdlite.agreement import WeightsWatch, check_start, first_difference, objects_by_rank
 
 from .compression import Compression
 from .sparse_gradients import agree_on_sparse, exchange_sparse
 from .tensors import as_array, as_tensor, check
+
+BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+"""What makes the ranks' weights equal."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +188,16 @@ class Gradients:
 
     def _agree(self) -> None:
         """Before the first exchange: that the ranks train the same parameters, and in which order these lie in the buckets."""
+        if self._buckets.rejoin():
+            self._refresh_views()
+            self._is_agreed = self._checked = False  # some have not stepped since: ranks compare anew
         if self._is_agreed:
             return
         self._is_agreed = True
         mine, process_set = [(p.name, p.shape, p.dtype) for p in self._parameters], self._options.process_set
-        everyone = hvdlite.allgather_object((mine, self._order), f"{self._name}.parameters", process_set=process_set)
-        problem = first_difference([theirs for theirs, _ in everyone], process_set)
+        gathered = objects_by_rank((mine, self._order), f"{self._name}.parameters", process_set)
+        everyone = list(gathered.values())
+        problem = first_difference([theirs for theirs, _ in everyone], process_set, list(gathered))
         if problem:
             raise MismatchError(problem)
         if everyone[0][1]:
@@ -223,8 +230,7 @@ class Gradients:
         """Once, before the first step: ranks that start from different weights never come together."""
         if not self._checked:
             self._checked = True
-            remedy = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
-            check_start(self._weights(), remedy, process_set=self._options.process_set)
+            check_start(self._weights(), BROADCAST, process_set=self._options.process_set)
         self._watch.look(self._weights, process_set=self._options.process_set)
 
     def _weights(self) -> Iterable[tuple[str, Any]]:
@@ -237,6 +243,8 @@ class Gradients:
             old = self._views.get(parameter)
             if old is None or old.data_ptr() != array.ctypes.data:
                 self._views[parameter] = as_tensor(array)
+                if old is not None and parameter.grad is old:  # its values have moved
+                    parameter.grad = self._views[parameter]
 
 
 def _hand_to(gradients: weakref.ref[Gradients], parameter: torch.Tensor) -> None:

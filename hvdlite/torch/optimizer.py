@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 import hvdlite
-from hvdlite import Average, ProcessSet, ReduceOp, global_process_set
+from hvdlite import Adasum, Average, ProcessSet, ReduceOp, global_process_set
 from hvdlite.agreement import override
 from hvdlite.compression import RESIDUAL
+from hvdlite.operations import check_compressible
 
+from .adasum import AdasumSteps
 from .compression import Compression
 from .gradients import Gradients, Options, name_parameters, number_groups
 from .tensors import as_array, as_tensor
@@ -205,6 +207,27 @@ class _Distributed(torch.optim.Optimizer):
         if old is not None and old.compressor is not None and self._gradients.compressor is not None:
             self._gradients.compressor.load_state_dict(old.compressor.state_dict())
 
+    def _rejoin(self) -> None:
+        """Exchange with the ranks there are now; what the compressor remembers stays."""
+        old, self._gradients = self._gradients, None
+        self._synchronized = self._by_hand = False
+        if old is not None:
+            old.detach()
+        self._watch()
+        new = self._gradients_now()
+        if old is not None and old.compressor is not None and new is not None and new.compressor is not None:
+            new.compressor.load_state_dict(old.compressor.state_dict())
+
+    def _gradients_now(self) -> Gradients | None:
+        return self._gradients
+
+    def _detach(self) -> None:
+        """Stop watching."""
+        gradients = self.__dict__.get("_gradients")
+        if gradients is not None:
+            gradients.detach()
+        self._gradients = None
+
     def _thawed(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [(name, p) for name, p in self._frozen if p.requires_grad]
 
@@ -232,7 +255,8 @@ def DistributedOptimizer(
         named_parameters: ``model.named_parameters()``; names appear in errors and key the compressor's state.
         compression: a spec such as ``"powersgd:rank=4"``, or ``Compression.x``.
         backward_passes_per_step: gradients of so many backward passes are summed before they are exchanged.
-        op: Average or Sum.
+        op: Average, Sum, or Adasum: then every rank steps on its own gradients, and the changes of the weights are combined
+            (:class:`hvdlite.torch.adasum.AdasumSteps`), compressed by fp16 or bf16 if at all. It needs no learning rate scaled by ``size()``.
         gradient_predivide_factor: divide by this before the sum, and by the rest of the number of ranks after it.
         num_groups: deprecated form of ``groups``.
         groups: a number of groups, or lists of parameters that must travel together.
@@ -261,6 +285,7 @@ def DistributedOptimizer(
     compression = override(compression, Compression.resolve(compression))
     compressor = Compression.resolve(compression)
     if compressor is not None:
+        check_compressible("DistributedOptimizer()", compressor, op)
         compressor.check({name: tuple(p.shape) for name, p in named if p.requires_grad})
         hvdlite.world().remark_on(compressor.spec)
     options = Options(
@@ -279,15 +304,27 @@ def DistributedOptimizer(
     return optimizer
 
 
+def rejoin(optimizer: torch.optim.Optimizer) -> None:
+    """After :func:`hvdlite.world.reset`: let a distributed optimizer exchange with the ranks there are now, whatever was under way; others stay as they are."""
+    if isinstance(optimizer, _Distributed):
+        optimizer._rejoin()
+    elif isinstance(optimizer, AdasumSteps):
+        optimizer._watch()
+
+
 def _adopt(optimizer: torch.optim.Optimizer, options: Options) -> None:
     """Turn the optimizer into one that exchanges. Its class changes, so that isinstance and its own step() keep working."""
-    if isinstance(optimizer, _Distributed):
-        if optimizer._gradients is not None:
-            optimizer._gradients.detach()
-    else:
-        kind = type(optimizer)
+    abilities = AdasumSteps if options.op is Adasum and hvdlite.world().partners(options.process_set) is not None else _Distributed
+    if isinstance(optimizer, (_Distributed, AdasumSteps)):
+        optimizer._detach()
+    if not isinstance(optimizer, abilities):
+        kind = type(optimizer).__bases__[1] if isinstance(optimizer, (_Distributed, AdasumSteps)) else type(optimizer)
         optimizer.__dict__.pop("step", None)  # a scheduler's wrapper around the step() of before
-        optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
+        optimizer.__class__ = type(kind.__name__, (abilities, kind), {"__module__": kind.__module__})
+    if isinstance(optimizer, AdasumSteps):
+        optimizer._options = options
+        optimizer._watch()
+        return
     assert isinstance(optimizer, _Distributed)
     optimizer._gradients, optimizer._options, optimizer._frozen = None, options, []
     optimizer._sparse = {}

@@ -414,6 +414,65 @@ def test_shard_deals_every_row_once(rank, size):
         assert sorted(chain(*elements)) == list(range(23 // size * size))
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("scales", [True, False])
+def test_layers_that_each_rank_keeps_to_itself(scales, passes, rank, size):
+    """The first layer follows this rank's gradients, the others those of all."""
+    x, y = batches(3 * passes, size)
+    model = build()
+    own = model.layers[0]
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.05), local_layers=own, scale_local_gradients=scales, backward_passes_per_step=passes, average_aggregated_gradients=True
+    )
+    model.compile(optimizer, "mse")
+    start = [values(v) for v in own.variables]
+    own_before = values(own.kernel) + rank
+    own.kernel.assign(own_before)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=own.variables)
+    fit(model, rows(x[:passes], rank), rows(y[:passes], rank), callbacks=[callback])
+    moved = values(own.kernel) - own_before
+    twin = build()
+    twin.layers[0].kernel.assign(own_before)
+    twin.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=passes if passes > 1 else None), "mse")
+    fit(twin, rows(x[:passes], rank), rows(y[:passes], rank))
+    alone = values(twin.layers[0].kernel) - own_before
+    np.testing.assert_allclose(moved, alone / (size if scales else 1), atol=1e-6)
+    assert np.abs(alone).max() > 1e-4
+    assert len(start) == 2
+    shared = np.concatenate([values(v).ravel() for layer in model.layers[1:] for v in layer.variables])
+    assert len(set(hvd.allgather_object(shared.tobytes()))) == 1
+    with pytest.raises(ValueError, match="local_layers="):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=["first"])
+
+
+def test_a_model_that_its_first_step_builds_is_broadcast_after_it(rank, size):
+    """As in Horovod's examples: what the ranks did in the first step does not count."""
+    x, y = batches(3, size)
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), "mse")
+    fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(size - 1)])
+    assert_equal_everywhere(model)
+    bare = keras.Sequential([keras.layers.Dense(1)])
+    bare.compile("sgd", "mse")
+    if size > 1:
+        with pytest.raises(hvdlite.SettingError, match="exchanges no gradients"):
+            fit(bare, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+if BACKEND == "tensorflow":
+
+    def test_tensorflows_own_variables_are_trained(rank, size):
+        import tensorflow as tf
+
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        first, second = tf.Variable([1.0, 2.0], name="first"), tf.Variable(3.0)
+        optimizer.apply_gradients([(tf.constant([1.0, 2.0]) * (rank + 1), first), (tf.constant(1.0), second)])
+        mean = (size + 1) / 2
+        np.testing.assert_allclose(first, [1.0 - mean, 2.0 - 2.0 * mean])
+        np.testing.assert_allclose(second, 2.0)
+
+
 def test_values_and_tensors_are_combined(rank, size):
     ones = keras.ops.ones((2,)) * (rank + 1)
     total = hvd.allreduce(ones, average=False)
@@ -421,6 +480,8 @@ def test_values_and_tensors_are_combined(rank, size):
     np.testing.assert_allclose(keras.ops.convert_to_numpy(total), size * (size + 1) / 2)
     assert float(hvd.allreduce(rank)) == pytest.approx(sum(range(size)) // size)
     assert hvd.allgather(np.full((rank + 1, 1), rank)).ravel().tolist() == [r for r in range(size) for _ in range(r + 1)]
+    share = hvd.reducescatter(np.arange(2.0 * size) * (rank + 1), op=hvd.Sum)
+    np.testing.assert_allclose(share, np.array([2 * rank, 2 * rank + 1]) * (size * (size + 1) / 2))
     assert float(hvd.broadcast(keras.ops.convert_to_tensor(float(rank)), size - 1)) == size - 1
     with pytest.raises(hvdlite.SettingError, match="Keras 3 knows no global variables"):
         hvd.broadcast_global_variables(0)
@@ -588,3 +649,107 @@ def test_a_rank_may_have_built_another_model_before(rank, size):
     x, y = batches(2, size)
     fit(model, rows(x, rank), rows(y, rank), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert_equal_everywhere(model)
+
+
+# --- hvd.elastic --------------------------------------------------------------------------------------------------------------------
+
+EPOCHS, EPOCH_STEPS = 3, 4
+
+
+def elastic_state(seed):
+    model = build(seed)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    return hvd.elastic.KerasState(model, epoch=0, batch=0)
+
+
+class Lose(keras.callbacks.Callback):
+    """Ends ``fit`` at a place in the state, as the loss of a rank does."""
+
+    def __init__(self, state, place):
+        super().__init__()
+        self.state, self.place = state, place
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.state.epoch, self.state.batch) == self.place:
+            raise KeyError("lost")
+
+
+def elastic_fit(state, x, y, place=None):
+    """As Horovod's elastic scripts fit, with its order of callbacks."""
+    first = state.epoch * EPOCH_STEPS + state.batch
+    data = ((x[n % len(x)], y[n % len(x)]) for n in range(first, EPOCHS * EPOCH_STEPS))
+    kinds = (hvd.elastic.CommitStateCallback, hvd.elastic.UpdateBatchStateCallback, hvd.elastic.UpdateEpochStateCallback)
+    callbacks = [hvd.DataParallel(), *(kind(state) for kind in kinds), Lose(state, place)]
+    state.model.fit(data, epochs=EPOCHS - state.epoch, steps_per_epoch=EPOCH_STEPS, verbose=0, shuffle=False, callbacks=callbacks)
+
+
+def test_a_state_goes_on_in_another_process_as_if_it_had_never_stopped(rank, size):
+    """In the second epoch everything is lost but the snapshot: the rest of that epoch is shorter, and in the end the weights are the same bits."""
+    inputs, targets = batches(5, size)
+    x, y = inputs[:, rank], targets[:, rank]
+    whole, part = elastic_state(1), elastic_state(1)
+    elastic_fit(whole, x, y)
+    with pytest.raises(KeyError, match="lost"):
+        elastic_fit(part, x, y, place=(1, 2))
+    carried = hvd.broadcast_object(part.snapshot() if rank == 0 else None)
+    rest = elastic_state(2)
+    if rank == 0:
+        rest.load_snapshot(carried)
+    rest.sync()
+    assert (rest.epoch, rest.batch) == (1, 2)
+    assert int(values(rest.model.optimizer.iterations)) == EPOCH_STEPS + 2
+    elastic_fit(rest, x, y)
+    assert (rest.epoch, rest.batch) == (EPOCHS, 0)
+    assert int(values(rest.model.optimizer.iterations)) == EPOCHS * EPOCH_STEPS
+    np.testing.assert_array_equal(weights(rest.model), weights(whole.model))
+
+
+def test_after_a_failure_fit_goes_on_in_the_same_processes(rank, size):
+    inputs, targets = batches(5, size)
+    x, y = inputs[:, rank], targets[:, rank]
+    whole, state = elastic_state(1), elastic_state(1)
+    elastic_fit(whole, x, y)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append((state.epoch, state.batch))
+        try:
+            elastic_fit(state, x, y, place=(1, 2) if len(calls) == 1 else None)
+        except KeyError as error:
+            raise hvd.HorovodInternalError("a collective has failed") from error
+
+    train(state)
+    assert calls == [(0, 0), (1, 2)]
+    np.testing.assert_array_equal(weights(state.model), weights(whole.model))
+
+
+def test_a_model_is_restored_with_its_optimizer(rank):
+    state = elastic_state(rank)
+    state.sync()
+    assert_equal_everywhere(state.model)
+    saved = weights(state.model)
+    for variable in state.model.variables:
+        variable.assign(np.zeros(variable.shape))
+    state.model.optimizer.learning_rate = 0.5
+    state.epoch = 7
+    state.restore()
+    assert state.epoch == 0
+    assert float(values(state.model.optimizer.learning_rate)) == pytest.approx(0.01)
+    np.testing.assert_array_equal(weights(state.model), saved)
+
+
+def test_a_model_that_was_not_compiled_has_a_state_with_its_own_optimizer(rank):
+    model, optimizer = build(rank), keras.optimizers.Adam(0.01 * (rank + 1))
+    state = hvd.elastic.KerasState(model, optimizer, epoch=rank)
+    state.sync()
+    assert_equal_everywhere(model)
+    assert (state.epoch, float(values(optimizer.learning_rate))) == (0, pytest.approx(0.01))
+    other = hvd.elastic.KerasState(build(5), epoch=9)  # no optimizer at all
+    other.restore()
+    assert (other.optimizer, other.epoch) == (None, 9)
+
+
+def test_a_model_that_was_not_built_has_no_state():
+    with pytest.raises(ValueError, match="Model must be built first"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))

@@ -32,6 +32,36 @@ def test_unused_parameters(kind, to_none, rank, size):
     assert_equal_everywhere(model)
 
 
+@pytest.mark.parametrize("groups", [1, 2, "lists"])
+def test_groups_with_unused_and_with_sparse_parameters(groups, rank, size):
+    """A group is complete without those that have no gradient, on some ranks or on all, and without those whose gradient is sparse."""
+
+    def build():
+        torch.manual_seed(0)
+        return nn.ModuleDict({"table": nn.Embedding(50, 4, sparse=True), "used": nn.Linear(4, 4), "some": nn.Linear(4, 1), "idle": nn.Linear(4, 1)})
+
+    def loss(layers, r, step):
+        hidden = layers["used"](layers["table"](torch.tensor([r, step, 40])))
+        return (layers["some"](hidden) if r == 0 else hidden).square().mean()
+
+    model, alone = build(), build()
+    lists = [[model["table"].weight, model["some"].weight, model["idle"].weight], [model["used"].bias, model["some"].bias]]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = model.named_parameters()
+    optimizer = hvd.DistributedOptimizer(optimizer, named, groups=lists if groups == "lists" else groups, gradient_predivide_factor=2.0)
+    judge = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        judge.zero_grad()
+        loss(model, rank, step).backward()
+        (sum(loss(alone, r, step) for r in range(size)) / size).backward()
+        optimizer.step()
+        judge.step()
+        assert model["idle"].weight.grad is None
+        assert model["table"].weight.grad.is_sparse
+    torch.testing.assert_close(model.state_dict(), alone.state_dict())
+
+
 def test_a_rank_without_any_gradient_takes_part_in_every_step(rank, size):
     """Also when gradients are cleared behind the optimizer's back."""
     model, alone = build_model(), build_model()

@@ -79,6 +79,7 @@ def assert_equal_everywhere(model):
 VARIANTS = {
     "compression none": lambda m: {"compression": "none"},
     "predivide": lambda m: {"gradient_predivide_factor": 4.0},
+    "predivide, groups": lambda m: {"gradient_predivide_factor": 4.0, "groups": [[m[0].weight, m[4].bias], [m[2].bias]]},
     "groups 1": lambda m: {"groups": 1},
     "groups 3": lambda m: {"groups": 3},
     "groups of lists": lambda m: {"groups": [[m[0].weight, m[4].bias], [m[2].bias]]},

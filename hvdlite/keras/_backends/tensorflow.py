@@ -80,7 +80,7 @@ class BackendExchange(Exchange):
         return _spread_tensors(given, results)
 
     def _weights(self) -> list[Any]:
-        return [as_array(v.value) for v in self.variables]
+        return [as_array(v if isinstance(v, tf.Variable) else v.value) for v in self.variables]
 
     def all_finite(self, finite: Any) -> Any:
         """The agreement; inside a ``tf.function``, what finds it."""

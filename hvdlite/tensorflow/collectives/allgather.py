@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import Array, Average, ProcessSet, SettingError, Sum, global_process_set
 
 from ..tensors import plain_python
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 from .reduction import reduced
 
 
@@ -39,8 +39,8 @@ def grouped_allgather(
     name = traced_name(name, "grouped_allgather", process_set)
     place = hvdlite.world().channel(process_set).topology.rank
 
-    def communicate(*arrays: Array) -> list[Array]:
-        found = hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name, process_set=process_set).wait()
+    def communicate(*arrays: Array) -> Call:
+        found = yield hvdlite.grouped_allgather_async([np.array(a, order="C") for a in arrays], name=name, process_set=process_set)
         return [whole for whole, _ in found] + [np.array([sum(lengths[:place]), lengths[place]], np.int64) for _, lengths in found]
 
     def gather(*given: tf.Tensor) -> Any:
@@ -59,12 +59,18 @@ def grouped_allgather(
 
 @plain_python
 def gather_rows(vector: tf.Tensor, process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    """The ranks' vectors of one length as the rows of a matrix. Every rank's loss depends on every row: the gradient is the sum over the ranks."""
+    """The ranks' vectors of one length as the rows of a matrix, zeros for ranks that have joined.
+
+    Every rank's loss depends on every row: the gradient is the sum over the ranks.
+    """
     name, topology = traced_name(None, "rows", process_set), hvdlite.world().channel(process_set).topology
     shape = tf.TensorShape([topology.size, *vector.shape])
 
-    def communicate(array: Array) -> list[Array]:
-        return [hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set).wait()[0]]
+    def communicate(array: Array) -> Call:
+        rows, lengths = yield hvdlite.allgather_async(np.array(array[np.newaxis], order="C"), name=name, process_set=process_set)
+        everyones = np.zeros(shape, rows.dtype)  # those of ranks that have joined stay zero
+        everyones[np.flatnonzero(lengths)] = rows
+        return [everyones]
 
     def gather(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:

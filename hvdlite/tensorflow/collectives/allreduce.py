@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-import hvdlite
-from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
+from hvdlite import Average, ProcessSet, ReduceOp, Sum, global_process_set
 
 from ..compression import Compression, is_horovod_compressor
+from ..errors import NotSupportedError
 from ..tensors import plain_python
 from .allgather import grouped_allgather
 from .calls import part_of
@@ -39,12 +39,15 @@ def allreduce(
         device_dense: ignored.
         device_sparse: ignored.
         compression: a spec such as ``"fp16"``, ``Compression.x``, or a class with Horovod's ``compress`` and ``decompress``.
-        op: Average (default), Sum, Min, Max or Product; for slices Average or Sum.
-        prescale_factor: multiplies before the reduction.
-        postscale_factor: multiplies after it.
+        op: Average (default), Sum, Adasum, Min, Max or Product; for slices Average or Sum. The average of slices with whole numbers is not rounded.
+        prescale_factor: multiplies before the reduction; not for slices.
+        postscale_factor: multiplies after it; not for slices.
         name: identifies the tensor across ranks.
         process_set: the ranks that take part.
         ignore_name_scope: ignored.
+    Raises:
+        MismatchError: the ranks' tensors differ; also a ``tf.errors.FailedPreconditionError``. A graph raises an error of TensorFlow's that quotes it.
+        NotImplementedError: something that slices cannot do.
     """
     return grouped_allreduce([tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name=name)[0]
 
@@ -67,9 +70,9 @@ def grouped_allreduce(
     op = _op(average, op)
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
         names = [part_of(name, i) for i in range(len(tensors))]
-        factor = prescale_factor * postscale_factor
+        check_slices(op, prescale_factor, postscale_factor)
         return [
-            _reduced_slices(t, op, factor, n, process_set)
+            reduced_slices(t, op, n, process_set)
             if isinstance(t, tf.IndexedSlices)
             else allreduce(t, None, "", "", compression, op, prescale_factor, postscale_factor, n, process_set)
             for t, n in zip(tensors, names, strict=True)
@@ -90,10 +93,24 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if op is None else ReduceOp(op)
 
 
-def _reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, factor: float, name: str | None, process_set: ProcessSet) -> tf.IndexedSlices:
-    """Gather indices and values: the sum is what they mean together."""
+def check_slices(op: ReduceOp, prescale_factor: float, postscale_factor: float) -> None:
+    """Raise for what slices cannot do, as Horovod does.
+
+    Raises:
+        NotSupportedError: it is a NotImplementedError.
+    """
     if op not in (Average, Sum):
-        raise SettingError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
-    indices, values = grouped_allgather([slices.indices, slices.values], name, process_set=process_set)
-    values *= tf.cast(factor / (hvdlite.world().channel(process_set).topology.size if op is Average else 1), values.dtype)
+        raise NotSupportedError(f"IndexedSlices are reduced with op={op.name}; Average or Sum is expected; convert them with tf.convert_to_tensor")
+    if (prescale_factor, postscale_factor) != (1.0, 1.0):
+        raise NotSupportedError(
+            f"IndexedSlices with prescale_factor={prescale_factor} and postscale_factor={postscale_factor}; no factors are expected; "
+            "multiply their values, or convert them with tf.convert_to_tensor"
+        )
+
+
+def reduced_slices(slices: tf.IndexedSlices, op: ReduceOp, name: str | None, process_set: ProcessSet) -> tf.IndexedSlices:
+    """Gather indices and values: the sum is what they mean together."""
+    indices, values, ones = grouped_allgather([slices.indices, slices.values, tf.ones((1,), tf.int32)], name, process_set=process_set)
+    if op is Average:
+        values = tf.truediv(values, tf.cast(tf.size(ones), values.dtype))  # by the number of those that take part
     return tf.IndexedSlices(values, indices, slices.dense_shape)

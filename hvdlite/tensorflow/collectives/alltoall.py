@@ -11,7 +11,7 @@ import hvdlite
 from hvdlite import Array, ProcessSet, global_process_set
 
 from ..tensors import plain_python
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 
 
 @plain_python
@@ -37,8 +37,9 @@ def _exchanged(tensor: tf.Tensor, splits: Any, name: str | None, process_set: Pr
     """Gradients go back where the rows came from."""
     numbers = [] if splits is None else [tf.convert_to_tensor(splits)]
 
-    def communicate(array: Array, *splits: Array) -> list[Array]:
-        received, lengths = hvdlite.alltoall_async(np.array(array, order="C"), splits[0] if splits else None, name=name, process_set=process_set).wait()
+    def communicate(array: Array, *splits: Array) -> Call:
+        given = np.array(array, order="C")
+        received, lengths = yield hvdlite.alltoall_async(given, splits[0] if splits else None, name=name, process_set=process_set)
         return [received, np.array(lengths, np.int32)]
 
     def exchange(given: tf.Tensor) -> Any:

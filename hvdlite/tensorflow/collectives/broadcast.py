@@ -11,9 +11,9 @@ import tensorflow as tf
 import hvdlite
 from hvdlite import Array, Average, ProcessSet, global_process_set
 
-from ..tensors import plain_python
+from ..tensors import is_for_session, plain_python
 from ..variables import names_of
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 from .reduction import reduced
 
 
@@ -22,15 +22,18 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
     """A new tensor with the values of ``root_rank``. Differentiable: the root's input gets the mean of all gradients, the others' zero."""
     name = traced_name(name, "broadcast", process_set)
 
-    def communicate(array: Array) -> list[Array]:
+    def communicate(array: Array) -> Call:
         result = np.array(array, order="C")
-        hvdlite.broadcast_async([result], root_rank, name=name, process_set=process_set).wait()
+        yield hvdlite.broadcast_async([result], root_rank, name=name, process_set=process_set)
         return [result]
 
     def send(given: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             (mean,) = reduced([upstream], Average, 1.0, 1.0, None, None, process_set)
-            return mean if hvdlite.rank() == root_rank else tf.zeros_like(mean)
+            if hvdlite.rank() == root_rank:
+                return mean
+            with tf.control_dependencies([mean]):  # a session would leave out the reduction, for which the root waits
+                return tf.zeros(tf.shape(mean), mean.dtype)
 
         return called(communicate, [given], [(given.dtype, given.shape)])[0], gradient
 
@@ -40,19 +43,19 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
 
 @plain_python
 def broadcast_(variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Overwrite variables with those of ``root_rank``, all at once; returns them."""
+    """Overwrite variables with those of ``root_rank``, all at once; returns them. In a graph for a session, running what is returned does it."""
     variables = list(variables)
     if not variables:
         return variables
     name = traced_name(name, "broadcast", process_set)
     labels = names_of(variables)
 
-    def communicate(*arrays: Array) -> list[Array]:
+    def communicate(*arrays: Array) -> Call:
         results = [np.array(a, order="C") for a in arrays]
-        hvdlite.broadcast_async(results, root_rank, name=name, names=labels, process_set=process_set).wait()
+        yield hvdlite.broadcast_async(results, root_rank, name=name, names=labels, process_set=process_set)
         return results
 
     given = [tf.convert_to_tensor(v) for v in variables]
-    for variable, value in zip(variables, called(communicate, given, [(t.dtype, t.shape) for t in given]), strict=True):
-        variable.assign(value)
-    return variables
+    values = called(communicate, given, [(t.dtype, t.shape) for t in given])
+    assigned = [v.assign(value) for v, value in zip(variables, values, strict=True)]
+    return assigned if is_for_session() else variables

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -10,19 +12,54 @@ import tensorflow as tf
 import hvdlite
 from hvdlite import Array, ProcessSet
 
-from ..tensors import as_array, is_tracing, plain_python, refuse_xla
+from ..errors import as_tensorflow_raises
+from ..tensors import apart, as_array, is_tracing, plain_python, refuse_xla
+
+Call: TypeAlias = Generator[hvdlite.Handle, Any, list[Array]]
+"""A collective on arrays: yields the handle to wait for, is sent its result, and returns arrays."""
 
 UNKNOWN_SET = -3
 """Horovod's answer where there is no such process set."""
 
 
-def called(communicate: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], outputs: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
-    """Run on arrays: now, or whenever the graph that is being traced comes to it."""
+def called(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], outputs: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
+    """Run on arrays: now, or whenever the graph that is being built comes to it."""
+
     if not is_tracing():
-        return [tf.constant(a) for a in communicate(*map(as_array, tensors))]
+        with as_tensorflow_raises():
+            call = communicate(*map(as_array, tensors))
+            return [tf.constant(a) for a in _ended(call, next(call))]
     refuse_xla("a collective")
-    results = tf.numpy_function(communicate, tensors, [dtype for dtype, _ in outputs])
+    results = _in_graph(communicate, tensors, [dtype for dtype, _ in outputs])
     return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
+
+
+def _in_graph(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """One function submits and returns at once; another waits, in no thread of TensorFlow's: see :func:`apart`. So order does not matter."""
+    under_way: dict[int, tuple[Call, hvdlite.Handle]] = {}
+    numbers = itertools.count()
+
+    def begin(*arrays: Array) -> Array:
+        for _, handle in list(under_way.values()):  # those of earlier rounds of a loop; names in flight are unique
+            handle.settle()
+        call, number = communicate(*arrays), next(numbers)
+        under_way[number] = call, next(call)
+        return np.int64(number)
+
+    def end(number: Array) -> list[Array]:
+        return _ended(*under_way.pop(int(number)))
+
+    return apart(end, tf.numpy_function(begin, tensors, tf.int64), dtypes)
+
+
+def _ended(call: Call, handle: hvdlite.Handle) -> list[Array]:
+    """Wait, and take the call to its end."""
+    try:
+        call.send(handle.wait())
+    except StopIteration as stop:
+        found: list[Array] = stop.value
+        return found
+    raise AssertionError("a call waits once")
 
 
 def traced_name(name: str | None, kind: str, process_set: ProcessSet) -> str | None:

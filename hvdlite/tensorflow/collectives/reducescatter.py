@@ -14,7 +14,7 @@ from hvdlite import Array, Average, ProcessSet, ReduceOp, SettingError, Sum, glo
 from ..compression import Compression
 from ..tensors import plain_python
 from .allgather import grouped_allgather
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 
 
 @plain_python
@@ -52,7 +52,6 @@ def grouped_reducescatter(
     compression: Any = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -85,10 +84,11 @@ def _scattered(tensors: Sequence[tf.Tensor], op: ReduceOp, prescale: float, post
     name = traced_name(name, "grouped_reducescatter", process_set)
     num_ranks = hvdlite.world().channel(process_set).topology.size
 
-    def communicate(*arrays: Array) -> list[Array]:
+    def communicate(*arrays: Array) -> Call:
         given = [np.array(a, order="C") for a in arrays]
-        handle = hvdlite.grouped_reducescatter_async(given, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set)
-        found: list[Array] = handle.wait()
+        found: list[Array] = yield hvdlite.grouped_reducescatter_async(
+            given, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
+        )
         return found
 
     def scatter(*given: tf.Tensor) -> Any:

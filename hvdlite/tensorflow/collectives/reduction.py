@@ -12,7 +12,7 @@ import hvdlite
 from hvdlite import Array, Average, ProcessSet, ReduceOp, SettingError, Sum
 
 from ..compression import Compression
-from .calls import called, traced_name
+from .calls import Call, called, traced_name
 
 
 def reduced(
@@ -22,11 +22,11 @@ def reduced(
     compressor = Compression.resolve(compression)
     name = traced_name(name, "allreduce", process_set)
 
-    def communicate(*arrays: Array) -> list[Array]:
+    def communicate(*arrays: Array) -> Call:
         results = [np.array(a, order="C") for a in arrays]
-        hvdlite.allreduce_async(
+        yield hvdlite.allreduce_async(
             results, name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compressor, process_set=process_set
-        ).wait()
+        )
         return results
 
     def reduce(*given: tf.Tensor) -> Any:

@@ -160,7 +160,7 @@ def allreduce(
         average: deprecated form of ``op``.
         name: identifies the tensor across ranks; without it, the n-th unnamed call of every rank belongs together.
         compression: a spec such as ``"fp16"``, ``Compression.x``, or a class with Horovod's ``compress`` and ``decompress``.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         process_set: the ranks that take part.

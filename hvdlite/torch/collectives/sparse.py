@@ -8,6 +8,7 @@ import torch
 
 import hvdlite
 from hvdlite import Average, ProcessSet, ReduceOp, SettingError, Sum, global_process_set
+from hvdlite.errors import UnsupportedError
 
 from ..tensors import as_array, as_tensor
 from .handles import Handle
@@ -44,7 +45,7 @@ def sparse_allreduce_async(
     """
     op = Average if op is None else ReduceOp(op)
     if op not in (Average, Sum):
-        raise SettingError(f"op={op.name} of a sparse tensor has no meaning where ranks have no entry; Average or Sum is expected; call to_dense() first")
+        raise UnsupportedError(f"op={op.name} of a sparse tensor has no meaning where ranks have no entry; Average or Sum is expected; call to_dense() first")
     if tensor.layout is not torch.sparse_coo or tensor.device.type != "cpu":
         raise SettingError(
             f"{name or 'the tensor'} is {tensor.layout} on {tensor.device}; a tensor in torch.sparse_coo on the CPU is expected; "
@@ -59,13 +60,13 @@ def sparse_allreduce_async(
     arrays = [as_array(mine.indices().t().contiguous()), as_array(mine.values().resolve_conj().resolve_neg().contiguous())]
     names = [f"indices in shape {tuple(shape)}", "values"]
     core = hvdlite.grouped_allgather_async(arrays, name=name, names=names, process_set=process_set)
-    num_ranks = hvdlite.world().channel(process_set).topology.size
 
     def finish(result: Any) -> torch.Tensor:
         (indices, _), (values, _) = result
         total = _coalesced(torch.sparse_coo_tensor(as_tensor(indices).t(), as_tensor(values), shape, check_invariants=False), wide=True)
         if op is Average:
-            mean = total.values() / num_ranks if dtype.is_floating_point or dtype.is_complex else total.values().div(num_ranks, rounding_mode="trunc")
+            is_whole = not (dtype.is_floating_point or dtype.is_complex)
+            mean = total.values().div(core.num_ranks, rounding_mode="trunc" if is_whole else None)
             total = torch.sparse_coo_tensor(total.indices(), mean, shape, is_coalesced=True, check_invariants=False)
         return total.to(dtype)
 

@@ -140,8 +140,28 @@ def test_slices_are_gathered_and_mean_the_same_as_dense(run_as, rank, size):
         sparse, dense = run_as(step)(op)
         np.testing.assert_allclose(sparse, dense, rtol=1e-6)
         assert size == 1 or np.any(dense)
-    with pytest.raises(ValueError, match="op=Max"):
-        hvd.allreduce(tf.IndexedSlices(values(0, (1, 3)), tf.constant([0])), op=hvd.Max)
+    slices = tf.IndexedSlices(values(0, (1, 3)), tf.constant([0]))
+    with pytest.raises(NotImplementedError, match="op=Max"):
+        hvd.allreduce(slices, op=hvd.Max)
+    with pytest.raises(NotImplementedError, match=r"prescale_factor=0\.5"):
+        hvd.grouped_allreduce([tf.ones(2), slices], prescale_factor=0.5)
+
+
+def test_a_group_may_mix_slices_with_tensors(run_as, rank, size):
+    """Every member keeps its own shape, also where the group's slices belong to tables of other sizes; and whole numbers are not rounded."""
+    shapes = [(6, 2), (9, 3)]
+
+    def step():
+        slices = [tf.IndexedSlices(tf.ones((1, width), tf.int32) * (rank + 1), [rank], tf.constant([rows, width])) for rows, width in shapes]
+        return hvd.grouped_allreduce([slices[0], tf.fill((4,), float(rank)), slices[1]])
+
+    first, dense, second = run_as(step)()
+    np.testing.assert_allclose(dense, np.full(4, (size - 1) / 2))
+    for found, shape in zip((first, second), shapes, strict=True):
+        assert tuple(found.dense_shape) == shape
+        expected = np.zeros(shape)
+        expected[:size] = (np.arange(size) + 1)[:, None] / size
+        np.testing.assert_allclose(tf.convert_to_tensor(found), expected)
 
 
 def test_variables_of_the_root_overwrite_the_others(run_as, rank, size):
@@ -205,6 +225,33 @@ def test_numbers_are_those_of_the_moment_the_graph_runs(run_as, rank, size):
     found = run_as(lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()])()
     assert [int(n) for n in found] == [rank, size, hvd.local_rank(), hvd.local_size()]
     assert all(n.dtype == tf.int32 for n in found)
+
+
+def test_ranks_may_come_to_their_collectives_in_another_order(odd):
+    """With one thread (conftest.py): a wait takes none that a hand-over needs. What nobody uses is waited for all the same."""
+    names = ["c", "b", "a"] if odd else ["a", "b", "c"]
+
+    @tf.function
+    def step(x):
+        hvd.allreduce(x, name="unused", op=hvd.Sum)
+        found = {name: hvd.allreduce(x * (ord(name) - 96), name=name, op=hvd.Sum) for name in names}
+        return [found[name] for name in sorted(names)]
+
+    for _ in range(3):
+        assert [int(t) for t in step(tf.constant(1.0))] == [hvd.size(), 2 * hvd.size(), 3 * hvd.size()]
+
+
+@pytest.mark.parametrize("parallel", [1, 10])
+def test_rounds_of_a_loop_that_need_nothing_of_each_other(parallel, size):
+    """Their calls share a name, so they take turns."""
+
+    @tf.function
+    def rounds():
+        first = tf.TensorArray(tf.float32, 20)
+        body = lambda i, found: (i + 1, found.write(i, hvd.allreduce(tf.cast(i, tf.float32), name="round", op=hvd.Sum)))  # noqa: E731
+        return tf.while_loop(lambda i, _: i < 20, body, (0, first), parallel_iterations=parallel)[1].stack()
+
+    assert rounds().numpy().tolist() == [float(size * i) for i in range(20)]
 
 
 def test_a_loop_in_a_graph_communicates_in_order(rank, size):

@@ -77,6 +77,20 @@ def test_broadcasting_at_the_end_of_the_first_step_is_in_time(rank, size):
     np.testing.assert_allclose(variables[0], [-3.0, -3.0])
 
 
+def test_errors_have_tensorflows_classes_too(run_as, odd, size):
+    """Those that programs written for Horovod catch; a graph makes its own of whatever a function raises. The session goes on."""
+    with pytest.raises(
+        tf.errors.OpError if run_as is tf.function else tf.errors.FailedPreconditionError,
+        match=rf"'x' has shape \(2,\) on rank 0 but \(3,\) on rank {size - 1}",
+    ) as caught:
+        run_as(lambda: hvd.allreduce(tf.ones(3 if odd else 2), name="x"))()
+    assert run_as is tf.function or isinstance(caught.value, hvdlite.MismatchError)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot share equally") as caught:
+        run_as(lambda: hvd.alltoall(tf.ones(size + 1)))()
+    assert run_as is tf.function or isinstance(caught.value, hvdlite.SettingError)
+    assert float(run_as(lambda: hvd.allreduce(1.0, op=hvd.Sum))()) == size
+
+
 def test_a_compressor_that_differs_is_named_in_the_graph_too(run_as, odd, size):
     variables = [tf.Variable(tf.ones((64, 64)), name="kernel")]
 
@@ -122,7 +136,7 @@ def test_xla_is_refused_in_one_line(odd):
 
 def test_options_that_cannot_be():
     tape = tf.GradientTape()
-    with pytest.raises(ValueError, match="op=Max given; Average or Sum"):
+    with pytest.raises(ValueError, match="op=Max given; Average, Sum or Adasum"):
         hvd.DistributedGradientTape(tape, op=hvd.Max)
     with pytest.raises(ValueError, match="predivide"):
         hvd.DistributedGradientTape(tape, op=hvd.Sum, gradient_predivide_factor=2.0)

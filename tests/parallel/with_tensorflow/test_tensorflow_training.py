@@ -100,6 +100,7 @@ def test_the_optimizer_may_exchange_instead_of_the_tape(run_as, passes, rank, si
 VARIANTS = {
     "predivide": {"gradient_predivide_factor": 4.0},
     "groups": {"groups": 3},
+    "groups, predivide": {"groups": 2, "gradient_predivide_factor": 4.0},
     "groups of lists": {"groups": lambda model: [model.trainable_variables[:2], [model.trainable_variables[4]]]},
     "sum": {"op": hvd.Sum},
 }
@@ -180,6 +181,26 @@ def test_a_loop_in_a_graph_trains_as_one_step_at_a_time(rank, size):
         steps(tf.stack([x for x, _ in part]), tf.stack([y for _, y in part]))
     np.testing.assert_allclose(flat(model), flat(train_alone("sgd", 12, size)), atol=1e-5)
     assert_equal_everywhere(model)
+
+
+def test_ranks_whose_backward_passes_have_another_order(rank, size):
+    """Gradients come in the order in which the graph was made, which may be any."""
+    tf.keras.utils.set_random_seed(0)
+    towers = [tf.Variable(tf.random.normal((300, 300)) / 300, name=f"tower{i}") for i in range(3)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            parts = {i: tf.reduce_sum(tf.square(x @ towers[i])) for i in (range(3) if rank == 0 else reversed(range(3)))}
+            loss = sum(parts.values())
+        for variable, gradient in zip(towers, hvd.DistributedGradientTape(tape).gradient(loss, towers), strict=True):
+            variable.assign_sub(1e-3 * gradient)
+
+    start, x = [t.numpy() for t in towers], np.random.default_rng(0).standard_normal((size, 4, 300)).astype(np.float32)
+    step(x[rank])
+    for before, tower in zip(start, towers, strict=True):
+        expected = before - 1e-3 * np.mean([2 * part.T @ (part @ before) for part in x], axis=0)
+        np.testing.assert_allclose(tower.numpy(), expected, atol=1e-4)
 
 
 def test_two_models_in_one_graph(rank, size):

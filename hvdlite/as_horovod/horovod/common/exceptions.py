@@ -2,7 +2,8 @@
 
 from hvdlite import HorovodInternalError
 from hvdlite.as_horovod import forward
+from hvdlite.errors import HostsUpdatedInterrupt
 
-__all__ = ["HorovodInternalError"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
 
 __getattr__ = forward(__name__, "hvdlite.errors")
