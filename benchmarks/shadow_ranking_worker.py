@@ -21,7 +21,7 @@ def main() -> None:
     hvd.init()
     torch.manual_seed(seed)
     (images, labels), _ = load_digits()
-    model = build_model()
+    model = build_model("cnn")
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     order = torch.Generator().manual_seed(seed)
