@@ -68,7 +68,7 @@ def test_played_rounds_agree_and_know_their_bytes(ranks):
     offers = [Offer(f"bucket.{number}") for number in range(3)]
     new, negotiator = first_round(ranks, offers)
     known = known_round(ranks, negotiator, offers)
-    words = 1 + -(-ranks // 64) + 3  # news, who is leaving, and three planes of one word
+    words = 1 + 2 * -(-ranks // 64) + 3  # news, who is leaving, who has joined, and three planes of one word
     assert known.sent_bytes == round(2 * (ranks - 1) / ranks * 8 * words)
     assert new.sent_bytes > known.sent_bytes
 
