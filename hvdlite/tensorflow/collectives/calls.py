@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 import hvdlite
-from hvdlite import Array, ProcessSet
+from hvdlite import Array, MismatchError, ProcessSet
 
-from ..errors import as_tensorflow_raises
-from ..tensors import apart, as_array, is_tracing, plain_python, refuse_xla
+from ..errors import NO_PROBLEM, as_tensorflow_raises, problem_of, unless
+from ..tensors import apart, as_array, is_for_session, is_tracing, plain_python, refuse_xla
 
 Call: TypeAlias = Generator[hvdlite.Handle, Any, list[Array]]
 """A collective on arrays: yields the handle to wait for, is sent its result, and returns arrays."""
@@ -30,11 +31,18 @@ def called(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], outpu
             call = communicate(*map(as_array, tensors))
             return [tf.constant(a) for a in _ended(call, next(call))]
     refuse_xla("a collective")
-    results = _in_graph(communicate, tensors, [dtype for dtype, _ in outputs])
-    return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
+    dtypes = [dtype for dtype, _ in outputs]
+    if not is_for_session():
+        results = _in_graph(communicate, tensors, dtypes, _ended)
+        return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
+    *results, problem = _in_graph(communicate, tensors, [*dtypes, tf.string], partial(_ended_or_problem, dtypes))
+    with tf.control_dependencies([unless(problem)]):
+        return [tf.ensure_shape(r, shape) for r, (_, shape) in zip(results, outputs, strict=True)]
 
 
-def _in_graph(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+def _in_graph(
+    communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], ended: Callable[[Call, hvdlite.Handle], list[Any]]
+) -> list[tf.Tensor]:
     """One function submits and returns at once; another waits, in no thread of TensorFlow's: see :func:`apart`. So order does not matter."""
     under_way: dict[int, tuple[Call, hvdlite.Handle]] = {}
     numbers = itertools.count()
@@ -46,8 +54,8 @@ def _in_graph(communicate: Callable[..., Call], tensors: Sequence[tf.Tensor], dt
         under_way[number] = call, next(call)
         return np.int64(number)
 
-    def end(number: Array) -> list[Array]:
-        return _ended(*under_way.pop(int(number)))
+    def end(number: Array) -> list[Any]:
+        return ended(*under_way.pop(int(number)))
 
     return apart(end, tf.numpy_function(begin, tensors, tf.int64), dtypes)
 
@@ -60,6 +68,14 @@ def _ended(call: Call, handle: hvdlite.Handle) -> list[Array]:
         found: list[Array] = stop.value
         return found
     raise AssertionError("a call waits once")
+
+
+def _ended_or_problem(dtypes: Sequence[tf.DType], call: Call, handle: hvdlite.Handle) -> list[Any]:
+    """The results and that there is no problem; or nothing and the problem."""
+    try:
+        return [*_ended(call, handle), NO_PROBLEM]
+    except MismatchError as error:
+        return [*(np.zeros(0, dtype.as_numpy_dtype) for dtype in dtypes), problem_of(error)]
 
 
 def traced_name(name: str | None, kind: str, process_set: ProcessSet) -> str | None:

@@ -63,7 +63,7 @@ def test_a_difference_between_ranks_is_a_failed_precondition(session, odd, size)
     wrong = hvd.allreduce(tf.ones(shape), name="x")
     expected = rf"'x' has shape \(2,\) on rank 0 but \(3,\) on rank {size - 1}"
     for _ in range(2):
-        with pytest.raises(tf.errors.OpError, match=expected):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=expected):
             session.run(wrong)
     assert session.run(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == size
 
