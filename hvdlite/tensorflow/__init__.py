@@ -66,7 +66,7 @@ from .collectives import (
     size_op,
 )
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, check_num_rank_power_of_2, join
+from .functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables, check_num_rank_power_of_2, gpu_available, join
 from .optimizer import DistributedOptimizer
 from .sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from .strategy import MirroredStrategy
@@ -114,6 +114,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
