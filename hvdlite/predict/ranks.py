@@ -94,7 +94,7 @@ class _Requests(Operation):
 
     name: str
     make: Callable[[], Any]
-    count: int
+    times: int
     began: float = 0.0
     """When it was agreed on."""
     kind: ClassVar[str] = "measure"
@@ -105,7 +105,7 @@ class _Requests(Operation):
     def program(self, vote: Vote) -> Generator[Any, Any, None]:
         """Ask, and ask again."""
         self.began = time.perf_counter()
-        for _ in range(self.count):
+        for _ in range(self.times):
             yield self.make()
 
 
