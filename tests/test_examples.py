@@ -111,7 +111,7 @@ import torch_mnist
 hvd.init()
 data = torch_mnist.load_digits()
 for compression in json.loads(sys.argv[2]):
-    runs = [torch_mnist.train(argparse.Namespace(seed=s, epochs=2, batch_size=16, lr=0.02), compression, *data) for s in range(3)]
+    runs = [torch_mnist.train(argparse.Namespace(model="cnn", seed=s, epochs=2, batch_size=16, lr=0.02), compression, *data) for s in range(3)]
     if hvd.rank() == 0:
         print("RESULT", compression, sum(run["accuracy_percent"] for run in runs) / 3, flush=True)
 """

@@ -5,11 +5,12 @@ change numbers only. ``test_losses...`` then compares trainings with all of them
 that the others do not pay for its import.
 """
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from mpis import interpreters
+from mpis import PYTEST, interpreters, own_folders
 
 from hvdlite.compression import names
 
@@ -34,18 +35,19 @@ def runs():
 
 
 @pytest.mark.parametrize(("mpi", "size", "options", "files"), list(runs()))
-def test_on_ranks(mpi: str, size: int, options: list[str], files: list[str]) -> None:
-    run(mpi, size, options, [PARALLEL / name for name in files])
+def test_on_ranks(mpi: str, size: int, options: list[str], files: list[str], tmp_path: Path) -> None:
+    run(mpi, size, options, [PARALLEL / name for name in files], tmp_path)
 
 
 @pytest.mark.parametrize(("size", "file"), [(2, ""), (3, ""), (4, "test_tensorflow_collectives.py")], ids=["2", "3", "4"])
-def test_tensorflow_on_ranks(size: int, file: str) -> None:
-    run(next(iter(interpreters())), size, [], [PARALLEL / "with_tensorflow" / file])
+def test_tensorflow_on_ranks(size: int, file: str, tmp_path: Path) -> None:
+    run(next(iter(interpreters())), size, [], [PARALLEL / "with_tensorflow" / file], tmp_path)
 
 
-def run(mpi: str, size: int, options: list[str], files: list[Path]) -> None:
-    command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, "-m", "pytest", "-q", "-x", *map(str, files)]
-    done = subprocess.run(command, cwd=PARALLEL.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
+def run(mpi: str, size: int, options: list[str], files: list[Path], tmp_path: Path) -> None:
+    command = [interpreters()[mpi], "-m", "hvdlite", "run", "-np", str(size), *options, *PYTEST, *map(str, files)]
+    env = os.environ | own_folders(tmp_path)
+    done = subprocess.run(command, cwd=PARALLEL.parents[1], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]
 

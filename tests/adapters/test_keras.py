@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from mpis import PYTEST, own_folders
 
 if find_spec("keras") is None:  # importing it here would load TensorFlow into every run of pytest
     pytest.skip("Keras is not installed", allow_module_level=True)
@@ -19,24 +20,24 @@ LIMIT_S = 500
 FAULT_LIMIT_S = 90
 
 
-def job(backend: str, size: int, *command: str, limit_s: float = LIMIT_S) -> "subprocess.CompletedProcess[str]":
+def job(backend: str, size: int, *command: str, limit_s: float = LIMIT_S, **more: str) -> "subprocess.CompletedProcess[str]":
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     whole = [sys.executable, "-m", "hvdlite", "run", "-np", str(size), *command]
     return subprocess.run(
-        whole, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_s, check=False
+        whole, cwd=ROOT, env=os.environ | variables | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_s, check=False
     )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_laws_hold_on_two_ranks(backend):
-    done = job(backend, 2, "-m", "pytest", "-q", "-x", str(CHECKS))
+def test_the_laws_hold_on_two_ranks(backend, tmp_path):
+    done = job(backend, 2, *PYTEST, str(CHECKS), **own_folders(tmp_path))
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= 2, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize(("backend", "size"), [*((backend, 3) for backend in BACKENDS), ("torch", 1)])
-def test_the_sums_are_right_on_other_numbers_of_ranks(backend, size):
-    done = job(backend, size, "-m", "pytest", "-q", "-x", str(CHECKS), "-k", "whole_batch or together or one_callback or overflow")
+def test_the_sums_are_right_on_other_numbers_of_ranks(backend, size, tmp_path):
+    done = job(backend, size, *PYTEST, str(CHECKS), "-k", "whole_batch or together or one_callback or overflow", **own_folders(tmp_path))
     assert done.returncode == 0, done.stdout[-20000:]
     assert done.stdout.count(" passed") >= size, done.stdout[-3000:]
 
