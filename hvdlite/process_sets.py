@@ -136,7 +136,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if made.ranks is None:
         raise NotImplementedError(
-            "add_process_set() was given a set made from a communicator; a list of ranks is expected after init(); pass the ranks, or give the set to hvd.init()"
+            "add_process_set() was given a set made from a communicator; a list of ranks is expected after init(); pass them, or give the set to hvd.init()"
         )
     made.process_set_id = _add(world(), made.ranks)
     return made
